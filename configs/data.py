@@ -1,0 +1,96 @@
+"""The `data` section: which rows there are and how they become tokens.
+
+Where a source lies is execution; the hash of its content stands in the identity of prepare.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Literal
+
+from pydantic import model_validator
+
+from configs.section import Section, execution, identity
+
+
+class GenerateConfig(Section):
+    """Rows made by a seeded generator of the project instead of read from a file."""
+
+    name: Literal["dates"] = identity("dates", description="Which generator.")
+    rows: int = identity(5000, ge=1, le=50_000, description="Rows to make.")
+    part: Literal["train", "held_out"] = identity(
+        "train", description="Which of the generator's two disjoint parts the rows come from."
+    )
+    seed: int = identity(0, description="Seed of the generator.")
+
+
+class SourceConfig(Section):
+    """One source of rows: files in one format."""
+
+    path: str | None = execution(
+        None, description="File, directory, glob or fsspec URI; the files' content is what counts."
+    )
+    generate: GenerateConfig | None = identity(
+        None, description="Make the rows with a generator instead of reading a path."
+    )
+    format: Literal["auto", "chat", "prompt_completion", "delimited"] = identity(
+        "auto",
+        description="Form of a JSONL row: `messages`; `prompt` and `completion`; or one text field "
+        "holding question and answer, cut at `delimiter`. `auto` tells the first two apart.",
+    )
+    split: Literal["auto", "train", "held_out"] = identity(
+        "auto", description="Side of the rows; `auto` divides them by `data.held_out_fraction`."
+    )
+    text_column: str = identity("text", description="Column of a `delimited` row.")
+    delimiter: str | None = identity(
+        None, description="Text whose last occurrence divides question from answer (`delimited`)."
+    )
+    system: str | None = identity(
+        None, description="System message put before each `delimited` row's question."
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> SourceConfig:
+        if (self.path is None) == (self.generate is None):
+            raise ValueError("give either path or generate")
+        if self.format == "delimited" and not self.delimiter:
+            raise ValueError("format delimited needs a delimiter")
+        return self
+
+
+class LimitsConfig(Section):
+    """Thresholds that fail the stage. They decide whether there is a result, never which."""
+
+    max_rejected: float = execution(
+        0.01, ge=0, le=1, description="Largest share of rejected rows (0 to 1)."
+    )
+
+
+class DataConfig(Section):
+    """Sources, split, length and packing."""
+
+    sources: tuple[SourceConfig, ...] = identity(
+        min_length=1, description="Where the rows come from, in order."
+    )
+    held_out_fraction: float = identity(
+        0.05, gt=0, lt=1, description="Share of rows held out of sources with split `auto` (0-1)."
+    )
+    max_length: int = identity(
+        1024, ge=8, description="Longest sequence, and size of a packed bin (tokens)."
+    )
+    overlong: Literal["drop", "truncate"] = identity(
+        "drop", description="What happens to a row longer than `max_length`."
+    )
+    packing: bool = identity(
+        False, description="Put several rows into one sequence; rows never see each other."
+    )
+    template_date: datetime.date | None = identity(
+        None, description="The date that a chat template calling `strftime_now` sees."
+    )
+    stop_tokens: tuple[str, ...] = identity(
+        (), description="End-of-turn tokens beside the EOS of tokenizer and generation config."
+    )
+    split_bytes: int | Literal["auto"] = identity(
+        "auto", description="Bytes of source a unit of work reads; auto: max(64 MiB, total/50,000)."
+    )
+    limits: LimitsConfig = execution(LimitsConfig(), description="Thresholds that fail the stage.")
