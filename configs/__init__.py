@@ -1,0 +1,1 @@
+"""What an experiment is: section models, loading and checking. Imports nothing else of ours."""

@@ -6,11 +6,12 @@ Where a source lies is execution; the hash of its content stands in the identity
 from __future__ import annotations
 
 import datetime
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field
 
-from configs.section import Section, execution, identity
+from configs.section import BrokenRule, PathOrUri, Section, execution, identity
 
 
 class GenerateConfig(Section):
@@ -27,7 +28,7 @@ class GenerateConfig(Section):
 class SourceConfig(Section):
     """One source of rows: files in one format."""
 
-    path: str | None = execution(
+    path: PathOrUri | None = execution(
         None, description="File, directory, glob or fsspec URI; the files' content is what counts."
     )
     generate: GenerateConfig | None = identity(
@@ -49,13 +50,21 @@ class SourceConfig(Section):
         None, description="System message put before each `delimited` row's question."
     )
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> SourceConfig:
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """One origin, and a delimiter where the format needs one."""
         if (self.path is None) == (self.generate is None):
-            raise ValueError("give either path or generate")
+            given = "neither" if self.path is None else "both"
+            yield BrokenRule(
+                f"give either path or generate; {given} is given",
+                fields=("path", "generate"),
+                hint="path: rows.jsonl reads a file, generate: {name: dates} makes rows",
+            )
         if self.format == "delimited" and not self.delimiter:
-            raise ValueError("format delimited needs a delimiter")
-        return self
+            yield BrokenRule(
+                "format delimited needs a delimiter",
+                fields=("format", "delimiter"),
+                hint="delimiter is the text between question and answer, such as '####'",
+            )
 
 
 class LimitsConfig(Section):
@@ -90,7 +99,7 @@ class DataConfig(Section):
     stop_tokens: tuple[str, ...] = identity(
         (), description="End-of-turn tokens beside the EOS of tokenizer and generation config."
     )
-    split_bytes: int | Literal["auto"] = identity(
+    split_bytes: Annotated[int, Field(ge=1)] | Literal["auto"] = identity(
         "auto", description="Bytes of source a unit of work reads; auto: max(64 MiB, total/50,000)."
     )
     limits: LimitsConfig = execution(LimitsConfig(), description="Thresholds that fail the stage.")

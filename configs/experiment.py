@@ -7,7 +7,7 @@ from configs.data import DataConfig
 from configs.evaluate import EvaluateConfig
 from configs.export import ExportConfig
 from configs.model import ModelConfig
-from configs.section import Section, execution, identity
+from configs.section import PathOrUri, Section, execution, identity
 from configs.train import TrainConfig
 
 
@@ -15,9 +15,9 @@ class Experiment(Section):
     """Raw data in, a better model out: what to do, where to keep it and with what to run it."""
 
     name: str = execution(
-        pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the experiment, for people."
+        pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name for people: a-z, 0-9, `.`, `_`, `-`."
     )
-    workspace: str = execution(
+    workspace: PathOrUri = execution(
         "runs", description="Folder or fsspec URI in which artifacts are kept."
     )
     model: ModelConfig = identity(description="Weights and tokenizer to start from.")

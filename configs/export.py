@@ -17,3 +17,6 @@ class ExportConfig(Section):
     proof_rows: int = identity(
         8, ge=1, description="Held-out rows whose logits must match after loading."
     )
+    require_stop: bool = identity(
+        True, description="Refuse a model that ends none of the proof rows' answers by itself."
+    )

@@ -51,8 +51,11 @@ class Secret:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from_text = core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
-        return core_schema.union_schema(
-            [core_schema.is_instance_schema(cls), from_text],
+        return core_schema.json_or_python_schema(
+            json_schema=from_text,
+            python_schema=core_schema.union_schema(
+                [core_schema.is_instance_schema(cls), from_text]
+            ),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda secret: secret.reference
             ),

@@ -6,11 +6,33 @@ is *execution* when it only decides how the stage runs, and then never counts.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Role = Literal["identity", "execution"]
+
+PathOrUri = Annotated[str, AfterValidator(os.path.expanduser), Field(min_length=1)]
+"""A path (`~` is the home directory; relative to the current directory) or an fsspec URI."""
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """A rule between several fields of a section that their values break.
+
+    Args:
+        rule: The rule, with the values given.
+        fields: The fields it is about; it isn't judged while one of them is wrong by itself.
+        hint: What to do.
+    """
+
+    rule: str
+    fields: tuple[str, ...]
+    hint: str = ""
 
 
 def identity(default: Any = ..., *, description: str, **constraints: Any) -> Any:
@@ -33,8 +55,24 @@ class Section(BaseModel):
     """Base of every section: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may be a secret
     )
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between fields that don't hold; a section with such rules overrides this."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        broken = tuple(self.broken_rules())
+        if broken:
+            rules = "; ".join(rule.rule for rule in broken)
+            raise PydanticCustomError("broken_rules", "{rules}", {"rules": rules, "broken": broken})
+        return self
 
     def identity(self) -> dict[str, Any]:
         """The JSON of the identity fields, sub-sections included."""

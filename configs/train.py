@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import model_validator
-
-from configs.section import Section, execution, identity
+from configs.section import BrokenRule, Section, execution, identity
 
 
 class CheckpointConfig(Section):
@@ -59,8 +58,11 @@ class TrainConfig(Section):
     logging_steps: int = execution(1, ge=1, description="Optimiser steps between logged losses.")
     checkpoint: CheckpointConfig = execution(CheckpointConfig(), description="When state is saved.")
 
-    @model_validator(mode="after")
-    def _length_given(self) -> TrainConfig:
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """There is a length."""
         if self.epochs is None and self.max_steps is None:
-            raise ValueError("give epochs or max_steps")
-        return self
+            yield BrokenRule(
+                "give epochs or max_steps; both are null",
+                fields=("epochs", "max_steps"),
+                hint="epochs: 1 passes over the training sequences once",
+            )

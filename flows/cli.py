@@ -1,0 +1,271 @@
+"""The command line. Every command is a few lines around a plain Python call.
+
+Exit codes: 0 done; 2 the config is wrong; 3 the data is wrong; 4 the machine or the cluster can't do
+it; 130 or 143 stopped by a signal; 1 anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from configs.errors import ModelmillError
+from flows import terminal
+from flows.run import Run, RunResult, find_stage
+from tasks.storage import Location
+
+app = typer.Typer(
+    name="modelmill",
+    help="Raw text data in, a better language model out, and nothing lost on the way.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigArgument = Annotated[str, typer.Argument(help="Config file, or the name of a preset.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Changes to it, as dotted KEY=VALUE.", metavar="KEY=VALUE")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Until = Annotated[str, typer.Option(help="Last stage: prepare, train, evaluate or export.")]
+Debug = Annotated[bool, typer.Option(help="Show tracebacks and Prefect's and Ray's own logs.")]
+Workspace = Annotated[str, typer.Option(help="Folder or URI that the runs are in.")]
+
+
+@app.command()
+def run(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    until: Until = "export",
+    verify: Annotated[
+        bool, typer.Option(help="Check the hash of every file of an artifact before reusing it.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run what is missing, reuse what is there, resume what was cut off."""
+    with _answering(as_json=as_json, debug=debug) as answer:
+        result = _run(config, overrides or (), until=until, verify=verify, debug=debug)
+        answer.update(result.as_dict())
+        if result.error is None and not as_json:
+            terminal.show_summary(result)
+    if result.error is not None:
+        raise _Failed(result)
+
+
+def _run(
+    config: str, overrides: Sequence[str], *, until: str, verify: bool, debug: bool
+) -> RunResult:
+    from flows.loading import load
+
+    with terminal.StageProgress() as progress:
+        experiment = load(config, overrides)
+        asked = Run(experiment, until=find_stage(until), progress=progress)
+        if verify:
+            asked.verify()
+        if not os.environ.get("PREFECT_API_URL") and (result := asked.reused()):
+            return result
+        _settle_logs(debug)
+        from flows.finetune import finetune
+
+        return finetune(experiment, until=asked.until, progress=progress)
+
+
+@app.command()
+def plan(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    until: Until = "export",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a run would compute, reuse or resume, and why. Touches nothing."""
+    from flows.loading import load
+    from flows.plan import plan_of
+
+    with _answering(as_json=as_json, debug=debug) as answer:
+        planned = plan_of(Run(load(config, overrides or ()), until=find_stage(until)))
+        answer.update(planned.as_dict())
+        if not as_json:
+            terminal.show_plan(planned)
+
+
+@app.command()
+def runs(
+    run_id: Annotated[str | None, typer.Argument(metavar="[RUN]", help="One run.")] = None,
+    workspace: Workspace = "runs",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs of a workspace, or show one run's stages, metrics and lineage."""
+    from dataclasses import asdict
+
+    from flows.records import find_run, list_runs
+
+    place = Location(workspace)
+    with _answering(as_json=as_json, debug=debug) as answer:
+        if run_id is None:
+            records = list_runs(place)
+            answer["runs"] = [asdict(record) for record in records]
+            if not as_json:
+                terminal.show_runs(records, workspace)
+        else:
+            record = find_run(place, run_id)
+            answer.update(asdict(record))
+            if not as_json:
+                terminal.show_run(record)
+
+
+@app.command()
+def predict(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, run id or experiment name.")
+    ],
+    text: Annotated[str, typer.Argument(help="What to ask.")],
+    workspace: Workspace = "runs",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer (tokens).")] = 256,
+    debug: Debug = False,
+) -> None:
+    """Answer from an exported model, through its own chat template."""
+    with _answering(as_json=False, debug=debug):
+        _settle_logs(debug)
+        from tasks.predict import answer
+
+        folder = _model_folder(model, workspace)
+        typer.echo(answer(folder, text, max_new_tokens=max_new_tokens))
+
+
+def _model_folder(model: str, workspace: str) -> Path:
+    from flows.records import find_run
+    from tasks.artifacts import ArtifactStore
+
+    if Path(model).exists():
+        return Path(model)
+    place = Location(workspace)
+    record = find_run(place, model)
+    exported = record.stages.get("export")
+    found = ArtifactStore(place).lookup("export", exported.fingerprint) if exported else None
+    if found is None:
+        raise ModelmillError(
+            "this run has no exported model",
+            where=record.run_id,
+            hint=f"it is {record.status}; `modelmill run` again exports it",
+            code="not_exported",
+        )
+    return found.local_dir("model")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a config file, for editors."""
+    from configs.loading import experiment_schema
+
+    typer.echo(json.dumps(experiment_schema(), indent=2))
+
+
+@app.command()
+def emit(
+    event: Annotated[str, typer.Argument(help="Event to send: data.changed.")],
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Tell the Prefect server that data changed, which starts the on-new-data deployment."""
+    with _answering(as_json=False, debug=debug):
+        from flows.events import emit_event_for
+
+        sent = emit_event_for(event, config, overrides or ())
+        typer.echo(f"sent {sent}")
+
+
+class _Failed(Exception):
+    """A run that ended with an error; its JSON was printed already."""
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(str(result.error))
+        self.result = result
+
+
+@contextlib.contextmanager
+def _answering(*, as_json: bool, debug: bool) -> Generator[dict[str, Any]]:
+    """Collects the answer and prints it as one object; errors become the exit code.
+
+    With `as_json`, file descriptor 1 points to stderr meanwhile, so that nothing that a library or
+    a child process prints can get between a program and the object.
+    """
+    answer: dict[str, Any] = {}
+    error: ModelmillError | None = None
+    with _stdout_kept(as_json) as out:
+        try:
+            yield answer
+        except ModelmillError as caught:
+            if debug:
+                raise
+            error = caught
+            answer.update({"status": "failed", "error": caught.as_dict()})
+            answer.setdefault("run_id", None)
+            answer.setdefault("stages", {})
+        if as_json:
+            os.write(out, json.dumps(answer, indent=2).encode() + b"\n")
+    if error is not None:
+        terminal.show_error(error)
+        raise typer.Exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def _stdout_kept(redirect: bool) -> Generator[int]:
+    if not redirect:
+        yield 1
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield kept
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _settle_logs(debug: bool) -> None:
+    """Keeps Prefect and the libraries from talking over the progress; their own settings win."""
+    if not debug:
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if not os.environ.get("PREFECT_API_URL"):
+        os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `modelmill`."""
+    code = 0
+    try:
+        outcome = app(args=arguments, standalone_mode=False)
+        code = outcome if isinstance(outcome, int) else 0
+    except _Failed as failed:
+        assert failed.result.error is not None
+        terminal.show_error(failed.result.error)
+        code = failed.result.error.exit_code
+    except click.exceptions.Exit as stopped:
+        code = stopped.exit_code
+    except click.ClickException as wrong:
+        wrong.show()
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        terminal.show_stopped()
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Events that start deployments: `modelmill.data.changed` makes `on-new-data` run an experiment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.errors import ConfigError, ResourceError
+from flows.loading import load
+
+EVENTS = ("data.changed",)
+
+
+def emit_event_for(event: str, config: str, overrides: Sequence[str] = ()) -> str:
+    """Sends an event about an experiment to the Prefect server and waits until it has it.
+
+    Args:
+        event: `data.changed`.
+        config: Path of the config file, as the worker that will run it sees it.
+        overrides: Dotted `KEY=VALUE` changes, part of the payload.
+
+    Returns:
+        The event's full name and resource.
+
+    Raises:
+        ConfigError: There is no such event, or the config is wrong.
+        ResourceError: No server is named, or it doesn't answer.
+    """
+    if event not in EVENTS:
+        raise ConfigError(
+            f"there is no event {event!r}",
+            where="EVENT",
+            hint=f"one of {', '.join(EVENTS)}",
+            code="unknown_event",
+        )
+    experiment = load(config, overrides)
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ResourceError(
+            "events need a Prefect server",
+            where="PREFECT_API_URL",
+            hint="export PREFECT_API_URL=http://127.0.0.1:4200/api (and `prefect server start`)",
+            code="no_prefect_server",
+        )
+    path = Path(config)
+    payload = {
+        "config": str(path.resolve()) if path.exists() else config,
+        "overrides": list(overrides),
+    }
+    resource = f"modelmill.experiment.{experiment.name}"
+    asyncio.run(_send(f"modelmill.{event}", resource, payload))
+    return f"modelmill.{event} for {resource}"
+
+
+async def _send(name: str, resource: str, payload: dict[str, object]) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.events import Event, Resource
+    from prefect.events.clients import get_events_client
+
+    async with get_client() as client:
+        problem = await client.api_healthcheck()
+    if problem is not None:
+        raise ResourceError(
+            f"the Prefect server doesn't answer: {problem}",
+            where=os.environ["PREFECT_API_URL"],
+            hint="start it with `prefect server start`",
+            code="no_prefect_server",
+        )
+    event = Event(
+        event=name, resource=Resource({"prefect.resource.id": resource}), payload=payload
+    )
+    async with get_events_client() as client:
+        await client.emit(event)

@@ -1,0 +1,114 @@
+"""Records of runs in `<workspace>/runs/<run_id>.json`: who made which artifact, when and how.
+
+They are for people and dashboards. Whether an artifact is complete is said by its manifest alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from configs.errors import ConfigError
+from tasks.stage import Outcome
+from tasks.storage import Location
+
+
+def new_run_id() -> str:
+    """A name that sorts by time: `20260131-142501-3fa9c1`."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage of a run as `--json` shows it; `seconds` is wall-clock time."""
+
+    fingerprint: str
+    action: str
+    seconds: float
+    uri: str
+    metrics: dict[str, Any]
+    inputs: dict[str, str]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> StageRecord:
+        """The record of an outcome."""
+        return cls(
+            fingerprint=outcome.artifact.fingerprint,
+            action=outcome.action,
+            seconds=round(outcome.seconds, 3),
+            uri=outcome.artifact.uri,
+            metrics=outcome.result,
+            inputs=dict(outcome.artifact.manifest.inputs),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run; times are seconds since the epoch. Secrets appear as references only."""
+
+    run_id: str
+    name: str
+    status: str
+    started: float
+    updated: float
+    flow_run_id: str | None
+    until: str
+    config: dict[str, Any]
+    stages: dict[str, StageRecord]
+    error: dict[str, Any] | None
+
+    def save(self, workspace: Location) -> None:
+        """Writes it, replacing an earlier state of the same run."""
+        data = json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+        workspace.join("runs", f"{self.run_id}.json").write_bytes(data)
+
+    @classmethod
+    def parse(cls, data: bytes) -> RunRecord:
+        """Reads what `save` wrote."""
+        raw = json.loads(data)
+        stages = {name: StageRecord(**stage) for name, stage in raw.pop("stages").items()}
+        return cls(stages=stages, **raw)
+
+
+def list_runs(workspace: Location) -> list[RunRecord]:
+    """All runs of a workspace, the newest first; records cut short are left out."""
+    records: list[RunRecord] = []
+    for name in sorted(workspace.join("runs").list(), reverse=True):
+        if name.endswith(".json"):
+            try:
+                records.append(RunRecord.parse(workspace.join("runs", name).read_bytes()))
+            except (ValueError, TypeError, KeyError):
+                continue
+    return records
+
+
+def find_run(workspace: Location, run_id: str) -> RunRecord:
+    """The run of that id, of a unique beginning of it, or the newest run of that experiment name.
+
+    Raises:
+        ConfigError: There is none, or several begin so.
+    """
+    records = list_runs(workspace)
+    begins = [record for record in records if record.run_id.startswith(run_id)]
+    named = [record for record in records if record.name == run_id]
+    if len(begins) == 1:
+        return begins[0]
+    if named:
+        return named[0]
+    known = [record.run_id for record in records] + [record.name for record in records]
+    near = difflib.get_close_matches(run_id, known, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"{len(begins)} runs begin with {run_id!r}" if begins else f"there is no run {run_id!r}",
+        where=workspace.join("runs").uri,
+        hint=f"did you mean {near[0]}?" if near else "`modelmill runs` lists them",
+        code="unknown_run",
+    )

@@ -1,0 +1,253 @@
+"""A run of an experiment: which stages there are, what each needs, and what became of it.
+
+Light: asking a run what is there imports neither Prefect, Ray, torch nor `transformers`. The flow in
+`flows.finetune` calls `Run.stage` once a stage; everything true about completion is in the artifacts'
+manifests, and the record in `<workspace>/runs/` is for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import posixpath
+import threading
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from configs.errors import ConfigError, ModelmillError
+from configs.experiment import Experiment
+from flows.records import RunRecord, StageRecord, new_run_id
+from tasks.artifacts import Artifact, ArtifactStore
+from tasks.cluster import Cluster, check_before_start
+from tasks.evaluate.stage import EvaluateStage, evaluate_spec
+from tasks.export.stage import ExportStage, export_spec
+from tasks.prepare.stage import PrepareStage, prepare_spec
+from tasks.stage import Context, Expectation, NoProgress, Outcome, Progress, Stage, expect, materialise
+from tasks.storage import Location
+from tasks.train.stage import TrainStage, train_spec
+
+StageName = Literal["prepare", "train", "evaluate", "export"]
+STAGES: tuple[StageName, ...] = ("prepare", "train", "evaluate", "export")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of the DAG with what it is asked to do and the stages whose artifacts it reads."""
+
+    stage: Stage[Any, Any]
+    spec: Any
+    needs: tuple[StageName, ...]
+
+
+def dag(experiment: Experiment) -> dict[StageName, Node]:
+    """The stages of an experiment in order.
+
+    Raises:
+        ConfigError: The base model or tokenizer isn't one.
+        DataError: A source isn't there.
+    """
+    return {
+        "prepare": Node(PrepareStage(), prepare_spec(experiment), ()),
+        "train": Node(TrainStage(), train_spec(experiment), ("prepare",)),
+        "evaluate": Node(EvaluateStage(), evaluate_spec(experiment), ("prepare", "train")),
+        "export": Node(ExportStage(), export_spec(experiment), ("prepare", "train", "evaluate")),
+    }
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to.
+
+    Attributes:
+        run_id: Name of its record in `<workspace>/runs/`.
+        status: `completed` or `failed`.
+        stages: Outcome of each stage that ended well, by name.
+        error: Why it failed; None if it didn't.
+        path: URI of the exported model, or of the last artifact there is.
+    """
+
+    run_id: str
+    status: Literal["completed", "failed"]
+    stages: Mapping[str, Outcome]
+    error: ModelmillError | None = None
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Result figures of each stage."""
+        return {name: outcome.result for name, outcome in self.stages.items()}
+
+    @property
+    def checkpoint(self) -> Artifact | None:
+        """The trained weights (`model/` in the train artifact)."""
+        return self.stages["train"].artifact if "train" in self.stages else None
+
+    @property
+    def path(self) -> str | None:
+        """Where the exported model is, or the last artifact that there is."""
+        if not self.stages:
+            return None
+        artifact = list(self.stages.values())[-1].artifact
+        config = artifact.manifest.files.get("model/config.json")
+        if "export" not in self.stages or config is None:
+            return artifact.uri
+        return artifact.location.join(posixpath.dirname(config.path)).uri
+
+    def raise_for_error(self) -> RunResult:
+        """Itself, if the run ended well.
+
+        Raises:
+            ModelmillError: The error that ended the run.
+        """
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        shown: dict[str, Any] = {
+            "run_id": self.run_id,
+            "status": self.status,
+            "stages": {
+                name: StageRecord.of(outcome).as_dict() for name, outcome in self.stages.items()
+            },
+        }
+        if self.error is not None:
+            shown["error"] = self.error.as_dict()
+        return shown
+
+
+@dataclass
+class Run:
+    """One run, from its first question to its last stage. Not a value: it changes as stages end."""
+
+    experiment: Experiment
+    until: StageName = "export"
+    progress: Progress = field(default_factory=NoProgress)
+    run_id: str = field(default_factory=new_run_id)
+    flow_run_id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.workspace = Location(
+            self.experiment.workspace, self.experiment.compute.storage_options
+        )
+        self.store = ArtifactStore(self.workspace)
+        self.nodes = dag(self.experiment)
+        self.outcomes: dict[str, Outcome] = {}
+        self.started = time.time()
+        self._cluster = Cluster(self.experiment.compute)
+        self._context = Context(
+            experiment=self.experiment,
+            progress=self.progress,
+            stop=threading.Event(),
+            log=logging.getLogger("modelmill"),
+            cluster=self._cluster,
+        )
+
+    @property
+    def wanted(self) -> tuple[StageName, ...]:
+        """The stages up to and including `until`."""
+        return STAGES[: STAGES.index(self.until) + 1]
+
+    def expectations(self) -> dict[StageName, Expectation]:
+        """For each wanted stage whether its artifact is there, and if not why; changes nothing."""
+        found: dict[StageName, Expectation] = {}
+        for name in self.wanted:
+            node = self.nodes[name]
+            inputs = {need: found[need].fingerprint for need in node.needs}
+            found[name] = expect(node.stage, node.spec, inputs, self.store)
+        return found
+
+    def reused(self) -> RunResult | None:
+        """The result, if every wanted artifact is there already; otherwise None."""
+        began = time.time()
+        expected = self.expectations()
+        if any(expectation.artifact is None for expectation in expected.values()):
+            return None
+        for name, expectation in expected.items():
+            assert expectation.artifact is not None
+            self.outcomes[name] = Outcome(
+                stage=name,
+                artifact=expectation.artifact,
+                action="reused",
+                seconds=round((time.time() - began) / len(expected), 3),
+                result=expectation.artifact.result,
+            )
+        return self.finish("completed")
+
+    def stage(self, name: StageName) -> Outcome:
+        """Makes sure that a stage's artifact is there and notes what it took.
+
+        Raises:
+            ModelmillError: The stage failed for a reason that the user can mend.
+        """
+        if not self.outcomes:
+            check_before_start(self.experiment.compute)
+        node = self.nodes[name]
+        inputs = {need: self.outcomes[need].artifact for need in node.needs}
+        outcome = materialise(node.stage, node.spec, inputs, self.store, self._context)
+        self.outcomes[name] = outcome
+        self.record("running")
+        return outcome
+
+    def record(self, status: str, error: ModelmillError | None = None) -> None:
+        """Writes the record of the run as it stands."""
+        RunRecord(
+            run_id=self.run_id,
+            name=self.experiment.name,
+            status=status,
+            started=self.started,
+            updated=time.time(),
+            flow_run_id=self.flow_run_id,
+            until=self.until,
+            config=self.experiment.model_dump(mode="json"),
+            stages={name: StageRecord.of(outcome) for name, outcome in self.outcomes.items()},
+            error=error.as_dict() if error else None,
+        ).save(self.workspace)
+
+    def finish(
+        self, status: Literal["completed", "failed"], error: ModelmillError | None = None
+    ) -> RunResult:
+        """Writes the last record and gives the result."""
+        self.record(status, error)
+        return RunResult(self.run_id, status, dict(self.outcomes), error)
+
+    def close(self) -> None:
+        """Ends the Ray that was started for the run."""
+        self._cluster.close()
+
+
+@contextlib.contextmanager
+def recorded(run: Run) -> Generator[None]:
+    """Notes how a run ends that doesn't end well, and lets go of its Ray in any case."""
+    try:
+        yield
+    except ModelmillError as error:
+        run.finish("failed", error)
+        raise
+    except Exception:
+        run.record("failed")
+        raise
+    except BaseException:
+        run.record("stopped")
+        raise
+    finally:
+        run.close()
+
+
+def find_stage(text: str) -> StageName:
+    """The stage of that name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    for name in STAGES:
+        if name == text:
+            return name
+    raise ConfigError(
+        f"there is no stage {text!r}",
+        where="--until",
+        hint=f"one of {', '.join(STAGES)}",
+        code="unknown_stage",
+    )

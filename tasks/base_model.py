@@ -1,0 +1,373 @@
+"""The model that training starts from: where it is, what identifies it, and its first weights.
+
+`resolve_base` and `tokenizer_identity` answer without torch or transformers, so that a plan takes a
+second. Only safetensors and GGUF are read: no pickle from outside.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from configs.errors import ConfigError
+from configs.experiment import Experiment
+from configs.model import ModelConfig
+from configs.secret import Secret
+from tasks import hub
+from tasks.hashcache import content_hash, content_identity
+from tasks.storage import Location, cache_folder, hash_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_WEIGHTS = re.compile(r"config\.json|.*\.safetensors|.*\.safetensors\.index\.json")
+_TOKENIZER = re.compile(
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.(json|txt)|merges\.txt|.*\.model|.*\.jinja|chat_template\.json"
+)
+_GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """Where training starts.
+
+    Attributes:
+        kind: A hub repository, a folder, a GGUF file, or a new model with random weights.
+        location: Hub id, absolute path or URI; empty for a new model.
+        identity: JSON that changes with the weights' bytes (hub: the commit).
+        options: fsspec options of a URI.
+    """
+
+    kind: Literal["hub", "folder", "gguf", "scratch"]
+    location: str
+    identity: dict[str, Any]
+    options: Mapping[str, Secret] = field(default_factory=dict[str, Secret])
+
+
+def resolve_base(model: ModelConfig, options: Mapping[str, Secret] | None = None) -> BaseModel:
+    """Finds what `model.base` names and hashes it.
+
+    A path that exists is a folder or `.gguf` file; `scheme://` is an fsspec URI of one; anything
+    else has to be a hub id.
+
+    Args:
+        model: The `model` section.
+        options: fsspec options for URIs.
+
+    Raises:
+        ConfigError: It names none of these, or both or neither of `base` and `scratch` are given.
+    """
+    if (model.base is None) == (model.scratch is None):
+        raise ConfigError(
+            "give exactly one of model.base and model.scratch",
+            where="model.base",
+            hint="base: a hub id, folder, URI or .gguf file; scratch: a new model",
+            code="model_origin",
+        )
+    if model.base is None:
+        return BaseModel("scratch", "", {"kind": "scratch"})
+    found = _origin(model.base, model.revision, options or {}, where="model.base")
+    if found.kind == "folder":
+        files = _folder_identity(found, _base_files(found, code=model.trust_remote_code))
+        return BaseModel("folder", found.location, {"files": files}, found.options)
+    return found
+
+
+def tokenizer_identity(
+    model: ModelConfig, base: BaseModel, options: Mapping[str, Secret] | None = None
+) -> dict[str, Any]:
+    """JSON that changes with any byte of tokenizer or chat template.
+
+    A tokenizer trained on the data is determined by the config and the data, so only its template
+    stands here.
+
+    Raises:
+        ConfigError: There is no tokenizer: a new model with neither `source` nor `train`.
+    """
+    identity: dict[str, Any] = {}
+    if model.tokenizer.train is None:
+        origin = _tokenizer_origin(model, base, options or {})
+        if origin.kind == "folder":
+            identity["files"] = _folder_identity(origin, _tokenizer_files(origin))
+        else:
+            identity["origin"] = origin.identity
+    template = chat_template_text(model)
+    if template is not None:
+        identity["chat_template"] = hash_bytes(template.encode())
+    return identity
+
+
+def chat_template_text(model: ModelConfig) -> str | None:
+    """The template that `model.tokenizer.chat_template` names; None: the tokenizer's own counts.
+
+    Raises:
+        ConfigError: It is neither `chatml` nor a readable file.
+    """
+    name = model.tokenizer.chat_template
+    if name is None:
+        return None
+    if name == "chatml":
+        return CHATML
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no template file {name}",
+            where="model.tokenizer.chat_template",
+            hint=_nearest(path) or "give the path of a .jinja file, or chatml",
+            code="template_not_found",
+        )
+    return path.read_text(encoding="utf-8")
+
+
+def local_base(base: BaseModel) -> Path:
+    """A local folder (GGUF: file) with the base, fetched into the cache where it isn't local.
+
+    Raises:
+        ConfigError: The hub has no such repository or revision.
+        ResourceError: The hub or the store can't be reached.
+        ValueError: The model is new and has no files.
+    """
+    if base.kind == "scratch":
+        raise ValueError("a new model has no base")
+    if base.kind == "hub":
+        return hub.download(base.location, base.identity["commit"])
+    location = Location(base.location, base.options)
+    if location.is_local:
+        return Path(location.path)
+    folder = cache_folder() / "bases" / hash_bytes(_canonical(base.identity))[:32]
+    names = [""] if base.kind == "gguf" else location.list()
+    for name in names:
+        target = folder / (name or location.name)
+        if name and not (_WEIGHTS.fullmatch(name) or _is_small(name)):
+            continue
+        if not target.exists():
+            (location.join(name) if name else location).download(target)
+    return folder / location.name if base.kind == "gguf" else folder
+
+
+def load_tokenizer_files(
+    model: ModelConfig,
+    base: BaseModel,
+    into: Path,
+    *,
+    options: Mapping[str, Secret] | None = None,
+) -> None:
+    """Saves a tokenizer that isn't trained, with its chat template, into a folder.
+
+    Writes tokenizer.json, tokenizer_config.json, chat_template.jinja (if there is a template) and
+    generation_config.json (if tokenizer's origin or base has one).
+
+    Raises:
+        ConfigError: There is no tokenizer there, or only one without a tokenizer.json form.
+    """
+    from transformers import AutoTokenizer
+
+    origin = _tokenizer_origin(model, base, options or {})
+    source = local_base(origin)
+    gguf = origin.kind == "gguf"
+    arguments: dict[str, Any] = {"gguf_file": source.name} if gguf else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(source.parent if gguf else source),
+            local_files_only=True,
+            trust_remote_code=model.trust_remote_code,
+            **arguments,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_tokenizer(origin, str(error).splitlines()[0]) from error
+    if not tokenizer.is_fast:
+        raise _no_tokenizer(origin, "it has no tokenizer.json form")
+    template = chat_template_text(model)
+    if template is not None:
+        tokenizer.chat_template = template
+    into.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(str(into))
+    drop_json_keys(into / "tokenizer_config.json", "local_files_only", "is_local", "name_or_path")
+    _save_generation_config([origin, base], into)
+
+
+def build_model(
+    experiment: Experiment, tokenizer_dir: Path, base: BaseModel | None = None
+) -> PreTrainedModel:
+    """The weights before the first step, in fp32, with the same bytes in every process.
+
+    Args:
+        experiment: Its `model`, `train.attention` and `train.seed` count.
+        tokenizer_dir: Folder of the tokenizer that the data was prepared with.
+        base: The resolved base; None: it is resolved here.
+
+    Raises:
+        ConfigError: The weights can't be read, or have fewer embeddings than the tokenizer ids.
+    """
+    from tasks import initial_weights
+
+    base = base or resolve_base(experiment.model, experiment.compute.storage_options)
+    attention = experiment.train.attention
+    if experiment.model.scratch is not None:
+        return initial_weights.new_model(
+            experiment.model.scratch, tokenizer_dir, attention=attention, seed=experiment.train.seed
+        )
+    return initial_weights.loaded_model(
+        local_base(base),
+        tokenizer_dir,
+        attention=attention,
+        trust_remote_code=experiment.model.trust_remote_code,
+    )
+
+
+def drop_json_keys(path: Path, *keys: str) -> None:
+    """Removes top-level keys that tell of this machine from a JSON file that a library wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in content.items() if name not in keys}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _origin(
+    name: str, revision: str | None, options: Mapping[str, Secret], *, where: str
+) -> BaseModel:
+    path = Path(name).expanduser()
+    if "://" in name or path.exists():
+        location = Location(name, options) if "://" in name else Location(str(path))
+        if name.endswith(".gguf"):
+            return BaseModel(
+                "gguf", location.uri, {"gguf": _gguf_identity(location, where)}, options
+            )
+        if location.is_local and path.is_file():
+            raise _not_a_base(name, where, f"{path.name} is a file, but not a .gguf file")
+        return BaseModel("folder", location.uri, {}, options)
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        commit = hub.resolve_commit(name, revision, where=where, nearest=_nearest(path))
+        return BaseModel("hub", name, {"hub": name, "commit": commit})
+    raise _not_a_base(name, where, "there is no such folder or file, and it isn't a hub id", path)
+
+
+def _tokenizer_origin(
+    model: ModelConfig, base: BaseModel, options: Mapping[str, Secret]
+) -> BaseModel:
+    if model.tokenizer.source is not None:
+        return _origin(model.tokenizer.source, None, options, where="model.tokenizer.source")
+    if base.kind == "scratch":
+        raise ConfigError(
+            "a new model needs a tokenizer",
+            where="model.tokenizer",
+            hint="give tokenizer.source, or tokenizer.train to train one on the data",
+            code="no_tokenizer",
+        )
+    return base
+
+
+def _base_files(base: BaseModel, *, code: bool) -> list[str]:
+    location = Location(base.location, base.options)
+    names = location.list()
+    if "config.json" not in names:
+        inside = next((n for n in names if n.endswith(".gguf")), None)
+        hint = f"did you mean {base.location}/{inside}?" if inside else _child_with_config(location)
+        raise _not_a_base(base.location, "model.base", "the folder has no config.json", hint=hint)
+    if not any(name.endswith(".safetensors") for name in names):
+        raise _not_a_base(
+            base.location,
+            "model.base",
+            "the folder has no .safetensors file",
+            hint="convert the weights to safetensors first; pickled weights aren't read",
+        )
+    return [n for n in names if _WEIGHTS.fullmatch(n) or (code and n.endswith(".py"))]
+
+
+def _tokenizer_files(origin: BaseModel) -> list[str]:
+    names = Location(origin.location, origin.options).list()
+    found = [n for n in names if _TOKENIZER.fullmatch(n) or n == _GENERATION]
+    if not any(_TOKENIZER.fullmatch(n) for n in found):
+        raise _no_tokenizer(origin, "the folder has no tokenizer file")
+    return found
+
+
+def _folder_identity(origin: BaseModel, names: list[str]) -> dict[str, Any]:
+    folder = Location(origin.location, origin.options)
+    if folder.is_local:
+        return {name: content_hash(Path(folder.path) / name) for name in names}
+    return {name: content_identity(folder.join(name).uri, origin.options) for name in names}
+
+
+def _gguf_identity(location: Location, where: str) -> Any:
+    if not location.is_local:
+        return content_identity(location.uri, location.options)
+    with Path(location.path).open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise _not_a_base(location.uri, where, "the file doesn't begin with the bytes GGUF")
+    return content_hash(Path(location.path))
+
+
+def _save_generation_config(origins: list[BaseModel], into: Path) -> None:
+    """Copies the first generation config found; a GGUF file's is made from its header."""
+    for origin in origins:
+        if origin.kind == "scratch":
+            continue
+        source = local_base(origin)
+        if origin.kind == "gguf":
+            from tasks import initial_weights
+
+            initial_weights.gguf_generation_config(source).save_pretrained(str(into))
+            drop_json_keys(into / _GENERATION, "_from_model_config")
+            return
+        if (source / _GENERATION).is_file():
+            shutil.copyfile(source / _GENERATION, into / _GENERATION)
+            return
+
+
+def _is_small(name: str) -> bool:
+    return bool(_TOKENIZER.fullmatch(name)) or name == _GENERATION or name.endswith(".py")
+
+
+def _canonical(identity: dict[str, Any]) -> bytes:
+    return json.dumps(identity, sort_keys=True).encode()
+
+
+def _nearest(path: Path) -> str:
+    parent = path.expanduser().absolute().parent
+    names = [child.name for child in parent.iterdir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def _child_with_config(location: Location) -> str:
+    for name in location.list():
+        if location.join(name, "config.json").exists():
+            return f"did you mean {location.uri}/{name}?"
+    return "give the folder that holds config.json and the .safetensors files"
+
+
+def _not_a_base(
+    name: str, where: str, rule: str, path: Path | None = None, *, hint: str = ""
+) -> ConfigError:
+    return ConfigError(
+        f"{name} isn't a model: {rule}",
+        where=where,
+        hint=hint
+        or (_nearest(path) if path else "")
+        or "give a hub id (owner/name), a folder with config.json, its URI, or a .gguf file",
+        code="not_a_model",
+    )
+
+
+def _no_tokenizer(origin: BaseModel, reason: str) -> ConfigError:
+    return ConfigError(
+        f"no tokenizer can be loaded from {origin.location}: {reason}",
+        where="model.tokenizer",
+        hint="give tokenizer.source: a folder with tokenizer.json, or a hub id",
+        code="no_tokenizer",
+    )

@@ -1,0 +1,107 @@
+"""The Hugging Face hub: names become commits, commits become local folders.
+
+With `HF_HUB_OFFLINE=1`, or where the hub can't be reached, the local cache answers.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from configs.errors import ConfigError, ResourceError
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
+
+
+def resolve_commit(name: str, revision: str | None, *, where: str, nearest: str = "") -> str:
+    """The commit that a branch, tag or commit of a repository stands for.
+
+    Args:
+        name: Hub id, `owner/name`.
+        revision: Branch, tag or commit; None: `main`.
+        where: Config path named in errors.
+        nearest: Hint at a local path that was perhaps meant.
+
+    Raises:
+        ConfigError: There is no such repository or revision, or offline it isn't in the cache.
+        ResourceError: The hub can't be reached and the cache doesn't have it.
+    """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    import httpx
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    cached = _cached_commit(name, revision or "main")
+    hint = nearest or "check the id, or give a local folder with config.json or a .gguf file"
+    if constants.HF_HUB_OFFLINE:
+        if cached is not None:
+            return cached
+        raise ConfigError(
+            f"{name} is neither a local path nor in the hub's local cache, and the hub is off",
+            where=where,
+            hint=hint,
+            code="not_a_model",
+        )
+    try:
+        commit = HfApi().model_info(name, revision=revision, timeout=10).sha
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        at = f" at {revision}" if revision else ""
+        raise ConfigError(
+            f"{name} is no local path, and the hub has no such model{at} (or you have no access)",
+            where=where,
+            hint=hint,
+            code="not_a_model",
+        ) from error
+    except (OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        if cached is not None:
+            return cached
+        raise ResourceError(
+            f"{name} is no local path, and the hub can't be reached: {type(error).__name__}",
+            where=where,
+            hint=hint,
+            code="hub_unreachable",
+        ) from error
+    assert commit is not None
+    return commit
+
+
+def download(name: str, commit: str) -> Path:
+    """The folder of one commit in the hub's local cache, fetched where it is missing.
+
+    Raises:
+        ConfigError: There is no such repository or commit.
+        ResourceError: The hub can't be reached.
+    """
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=commit, allow_patterns=_PATTERNS))
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise ConfigError(
+            f"the hub has no {name} at {commit}", where="model.base", code="not_a_model"
+        ) from error
+    except (httpx.HTTPError, OSError) as error:
+        raise ResourceError(
+            f"{name} can't be fetched from the hub: {error}",
+            where="model.base",
+            hint="check the network; what was fetched is kept and the same command goes on",
+            code="hub_unreachable",
+        ) from error
+
+
+def _cached_commit(name: str, revision: str) -> str | None:
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE).expanduser()
+    reference = folder / repo_folder_name(repo_id=name, repo_type="model") / "refs" / revision
+    return reference.read_text().strip() if reference.is_file() else None
