@@ -1,1 +1,1 @@
-"""What an experiment is: section models, loading and checking. Imports nothing else of ours."""
+"""What an experiment is: pydantic models, loading, presets. Imports nothing of ours."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from configs.secret import Secret
 from configs.section import Section, execution
@@ -21,7 +23,7 @@ class ComputeConfig(Section):
         200 * 2**20, ge=80 * 2**20, description="Object store of a Ray started for the run (bytes)."
     )
     num_workers: int = execution(1, ge=1, description="Training workers.")
-    resources_per_worker: dict[str, float] = execution(
+    resources_per_worker: dict[str, Annotated[float, Field(ge=0)]] = execution(
         default_factory=lambda: {"CPU": 1.0}, description="What Ray reserves for a training worker."
     )
     threads_per_worker: int | None = execution(

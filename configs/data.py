@@ -53,9 +53,9 @@ class SourceConfig(Section):
     def broken_rules(self) -> Iterator[BrokenRule]:
         """One origin, and a delimiter where the format needs one."""
         if (self.path is None) == (self.generate is None):
-            given = "neither" if self.path is None else "both"
+            given = "neither is" if self.path is None else "both are"
             yield BrokenRule(
-                f"give either path or generate; {given} is given",
+                f"give either path or generate; {given} given",
                 fields=("path", "generate"),
                 hint="path: rows.jsonl reads a file, generate: {name: dates} makes rows",
             )

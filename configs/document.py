@@ -47,11 +47,13 @@ class Node:
         value: A scalar, or a dict or list of further nodes.
         at: `file:line`, or what else the value came from.
         plain: The scalar had no quotes: the type of its field decides what it means.
+        faulty: What was written had a fault of its own; the value means nothing.
     """
 
     value: Scalar | dict[str, Node] | list[Node]
     at: str = ""
     plain: bool = False
+    faulty: bool = False
 
 
 def read_plain(text: str) -> Scalar:
@@ -65,13 +67,14 @@ def read_plain(text: str) -> Scalar:
     return text
 
 
-def read_yaml(text: str, *, origin: str, faults: list[Fault]) -> Node | None:
+def read_yaml(text: str, *, origin: str, faults: list[Fault], numbered: bool = True) -> Node | None:
     """The tree of a YAML or JSON text.
 
     Args:
         text: One document.
         origin: Name of the text in positions: `origin:line`.
         faults: Gets duplicate keys, tags and the like, and a syntax error.
+        numbered: Positions are `origin:line`; otherwise `origin` alone.
 
     Returns:
         The tree; None where the syntax is wrong.
@@ -84,7 +87,7 @@ def read_yaml(text: str, *, origin: str, faults: list[Fault]) -> Node | None:
         line = text.count("\n", 0, int(error.position)) + 1
         column = int(error.position) - text.rfind("\n", 0, int(error.position))
         place = f"{origin}:{line}:{column}"
-        faults.append(_syntax(place, f"character U+{ord(str(error.character)):04X} isn't allowed"))
+        faults.append(_syntax(place, f"character U+{int(error.character):04X} isn't allowed"))
         return None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -96,7 +99,8 @@ def read_yaml(text: str, *, origin: str, faults: list[Fault]) -> Node | None:
             loader.dispose()
     if root is None:
         return Node(None, at=origin, plain=True)
-    return _TreeBuilder(origin, faults).build(root, (), at=f"{origin}:1")
+    builder = _TreeBuilder(origin, faults, numbered=numbered)
+    return builder.build(root, (), at=builder.place(root))
 
 
 def node_of(value: Any, *, origin: str, faults: list[Fault], path: ConfigPath = ()) -> Node:
@@ -131,7 +135,7 @@ def node_of(value: Any, *, origin: str, faults: list[Fault], path: ConfigPath = 
                 at=origin,
             )
         )
-        return Node(None, at=origin)
+        return Node(None, at=origin, faulty=True)
     return Node(value, at=origin)
 
 
@@ -174,7 +178,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # PyYAML writes line ends other than LF in a way that it reads back as spaces.
+        style = None if text.replace("\n", "").isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(f"^(?:{_INTEGER.pattern})$"), None
 )
@@ -186,25 +196,26 @@ _Dumper.add_implicit_resolver(
 class _TreeBuilder:
     """Turns PyYAML's nodes into ours and notes what a config may not have."""
 
-    def __init__(self, origin: str, faults: list[Fault]) -> None:
+    def __init__(self, origin: str, faults: list[Fault], *, numbered: bool) -> None:
         self.origin = origin
         self.faults = faults
+        self.numbered = numbered
         self.open: list[yaml.Node] = []
 
     def build(self, node: yaml.Node, path: ConfigPath, *, at: str) -> Node:
         if node.tag not in _TAGS:
             self._fault(path, node, "YAML tags aren't allowed", "remove the !tag", "yaml_tag")
-            return Node(None, at=at)
+            return Node(None, at=at, faulty=True)
         if node in self.open:
             self._fault(path, node, "an alias stands inside its own anchor", "", "yaml_alias")
-            return Node(None, at=at)
+            return Node(None, at=at, faulty=True)
         self.open.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
                 return Node(dict(self._entries(node, path)), at=at)
             if isinstance(node, yaml.SequenceNode):
                 items = [
-                    self.build(item, (*path, number), at=self._line(item))
+                    self.build(item, (*path, number), at=self.place(item))
                     for number, item in enumerate(node.value)
                 ]
                 return Node(items, at=at)
@@ -225,14 +236,14 @@ class _TreeBuilder:
                 self._fault(place, key, "the key is given twice", hint, "duplicate_key")
                 continue
             first_lines[name] = key.start_mark.line + 1
-            yield name, self.build(item, place, at=self._line(key))
+            yield name, self.build(item, place, at=self.place(key))
 
-    def _line(self, node: yaml.Node) -> str:
-        return f"{self.origin}:{node.start_mark.line + 1}"
+    def place(self, node: yaml.Node) -> str:
+        return f"{self.origin}:{node.start_mark.line + 1}" if self.numbered else self.origin
 
     def _fault(self, path: ConfigPath, node: yaml.Node, rule: str, hint: str, code: str) -> None:
         where = format_path(path)
-        self.faults.append(Fault(rule, where=where, hint=hint, code=code, at=self._line(node)))
+        self.faults.append(Fault(rule, where=where, hint=hint, code=code, at=self.place(node)))
 
 
 def _syntax(place: str, problem: str) -> Fault:

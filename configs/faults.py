@@ -75,18 +75,25 @@ def _grouped(error: ValidationError, data: Any) -> dict[ConfigPath, list[Details
     grouped: dict[ConfigPath, list[Details]] = {}
     for details in error.errors(include_url=False):
         path: ConfigPath = ()
-        value: Any = data
+        value = data
         for key in details["loc"]:
-            inside = (isinstance(value, dict) and key in value) or (
-                isinstance(value, list) and isinstance(key, int) and key < len(value)
-            )
-            if not inside:
+            if not _is_inside(value, key):
                 if details["type"] == "missing":
                     path = (*path, key)
                 break
             path, value = (*path, key), value[key]
-        grouped.setdefault(path, []).append(details)
+        # pydantic doesn't count wrong items when it looks whether a list is long enough.
+        if details["type"] != "too_short" or len(value) < details.get("ctx", {}).get(
+            "min_length", 0
+        ):
+            grouped.setdefault(path, []).append(details)
     return grouped
+
+
+def _is_inside(value: Any, key: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(key, int) and key < len(value)
+    return isinstance(value, dict) and key in value
 
 
 def _is_about_value(details: list[Details]) -> bool:
@@ -131,8 +138,10 @@ def _wrong_value(path: ConfigPath, details: list[Details], resolved: Resolved) -
     shown = resolved.shown(path, value, annotation)
     limit = next((one for one in details if one["type"] in _LIMITS), None)
     if limit is not None:
-        expected = _LIMITS[limit["type"]].format(**limit.get("ctx", {}))
-        hint = _limit_hint(limit) or _description(path, resolved)
+        bounds = {name: _number(bound) for name, bound in limit.get("ctx", {}).items()}
+        expected = _LIMITS[limit["type"]].format(**bounds)
+        hint = "" if path in resolved.written else _limit_hint(limit)
+        hint = hint or _description(path, resolved)
         return _fault(f"must be {expected}, got {shown}", path, resolved, hint, "out_of_range")
     expected = in_words(annotation)
     hint = "" if path in resolved.written else _nearest_value(value, annotation)
@@ -149,7 +158,7 @@ def _limit_hint(details: Details) -> str:
     limits = details.get("ctx", {})
     nearest = limits.get("ge", limits.get("le"))
     if nearest is not None:
-        return f"the nearest right value is {nearest}"
+        return f"the nearest right value is {_number(nearest)}"
     if details["type"] == "string_pattern_mismatch":
         name = re.sub(r"[^a-z0-9._-]+", "-", str(details["input"]).lower()).strip("-._")
         if re.match(limits["pattern"], name):
@@ -157,10 +166,15 @@ def _limit_hint(details: Details) -> str:
     return ""
 
 
+def _number(bound: Any) -> Any:
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+
+
 def _nearest_value(value: Any, annotation: Any) -> str:
     kinds = members(annotation)
     if isinstance(value, str):
-        if bool in kinds and value.lower() in _SWITCHES:
+        is_switch = bool in kinds or True in choices(annotation)
+        if is_switch and value.lower() in _SWITCHES:
             return f"write {_SWITCHES[value.lower()]}"
         number = value.replace("_", "")
         if int in kinds and number.isdigit():
@@ -177,7 +191,12 @@ def _nearest_value(value: Any, annotation: Any) -> str:
 
 def _description(path: ConfigPath, resolved: Resolved) -> str:
     field = field_at(resolved.model, path)
-    return (field.description or "") if field is not None else ""
+    if field is None:
+        return ""
+    default = field.get_default()
+    scalar = isinstance(default, (str, int, float))
+    note = f" (default: {as_yaml_word(default)})" if scalar else ""
+    return f"{field.description}{note}"
 
 
 def did_you_mean(model: type[Section], path: ConfigPath) -> str:
@@ -195,7 +214,9 @@ def did_you_mean(model: type[Section], path: ConfigPath) -> str:
         if score >= 0.6:
             scores[format_path((*parent, sibling))] = score + _SIBLING_BONUS
     best = max(scores.values(), default=0.0)
-    near = sorted((p for p in scores if scores[p] >= best - _BEST_MARGIN), key=lambda p: -scores[p])
+    here = {format_path((*parent, sibling)) for sibling in known}
+    near = [place for place in scores if scores[place] >= best - _BEST_MARGIN]
+    near.sort(key=lambda place: (place not in here, -scores[place]))
     if near:
         return f"did you mean {' or '.join(near[:3])}?"
     return f"known here: {', '.join(known)}" if known else ""

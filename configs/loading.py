@@ -44,10 +44,10 @@ def load_experiment(
         ConfigFaults: There is no such file, or anything in it or in the overrides is wrong; all
             faults are named at once.
     """
-    file = _find(path)
+    origin, text = _read(path)
     faults: list[Fault] = []
-    tree = read_yaml(_read(file), origin=str(file), faults=faults)
-    return _experiment(tree, overrides, origin=str(file), faults=faults, environ=environ)
+    tree = read_yaml(text, origin=origin, faults=faults)
+    return _experiment(tree, overrides, origin=origin, faults=faults, environ=environ)
 
 
 def parse_experiment(
@@ -104,15 +104,15 @@ def _experiment(
     faults: list[Fault],
     environ: Mapping[str, str] | None,
 ) -> Experiment:
-    usable = tree is not None and isinstance(tree.value, dict)
-    root = tree if tree is not None and usable else Node({}, at=origin)
-    if tree is not None and not usable:
-        faults.append(_no_mapping(tree, origin))
-    apply_overrides(root, overrides, Experiment, faults=faults)
-    resolved = resolve(root, Experiment, environ=os.environ if environ is None else environ)
-    faults += resolved.faults
-    if not usable:
+    environ = os.environ if environ is None else environ
+    if tree is None or not isinstance(tree.value, dict):
+        if tree is not None:
+            faults.append(_no_mapping(tree, origin))
+        faults += _override_faults(overrides, environ)
         raise ConfigFaults(faults, origin=origin)
+    apply_overrides(tree, overrides, Experiment, faults=faults)
+    resolved = resolve(tree, Experiment, environ=environ)
+    faults += resolved.faults
     try:
         experiment = _validated(resolved.data)
     except ValidationError as error:
@@ -121,6 +121,21 @@ def _experiment(
     if faults:
         raise ConfigFaults(_ordered(faults), origin=origin)
     return experiment
+
+
+def _override_faults(overrides: Sequence[str], environ: Mapping[str, str]) -> list[Fault]:
+    """What is wrong with overrides whatever the file says: for a file that can't be read."""
+    faults: list[Fault] = []
+    tree = Node({})
+    apply_overrides(tree, overrides, Experiment, faults=faults)
+    resolved = resolve(tree, Experiment, environ=environ)
+    faults += resolved.faults
+    try:
+        _validated(resolved.data)
+    except ValidationError as error:
+        faults += faults_of(resolved, _validated, error=error)
+    depends_on_file = ("override_path", "broken_rule", "missing_key")
+    return [fault for fault in faults if fault.code not in depends_on_file]
 
 
 def _validated(data: Any) -> Experiment:
@@ -133,8 +148,12 @@ def _no_mapping(tree: Node, origin: str) -> Fault:
     empty = tree.value is None or tree.value == ""
     kind = "a list" if isinstance(tree.value, list) else "a single value"
     rule = "the config is empty" if empty else f"a config is a mapping of sections, this is {kind}"
-    hint = f"begin with name:, model: and data:; presets: {', '.join(preset_names())}"
+    hint = f"begin with name:, model: and data:; {_presets_hint()}"
     return Fault(rule, where=origin, hint=hint, code="config_empty" if empty else "wrong_type")
+
+
+def _presets_hint() -> str:
+    return f"presets to begin with: {', '.join(preset_names())}"
 
 
 def _ordered(faults: Sequence[Fault]) -> list[Fault]:
@@ -162,21 +181,26 @@ def _find(path: str | Path) -> Path:
     meant = [shown for shown, name in names.items() if name in close]
     hint = f"did you mean {' or '.join(meant)}? " if meant else ""
     rule = "it is a folder, not a config file" if file.is_dir() else "there is no such config file"
-    hint += f"presets: {', '.join(preset_names())}"
+    hint += _presets_hint()
     raise ConfigFaults(
         [Fault(rule, where=str(path), hint=hint, code="config_missing")], origin=str(path)
     )
 
 
-def _read(file: Path) -> str:
+def _read(path: str | Path) -> tuple[str, str]:
+    """Name and text of a config file."""
+    origin = str(path)
     try:
-        return file.read_bytes().decode("utf-8-sig")
+        file = _find(path)
+        origin = str(file)
+        return origin, file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         rule = f"the config can't be read: {error.strerror}"
-        fault = Fault(rule, where=str(file), hint="check its permissions", code="config_unreadable")
+        hint = "check the path and its permissions"
+        fault = Fault(rule, where=origin, hint=hint, code="config_unreadable")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        place = f"{file}:{line}"
+        place = f"{origin}:{line}"
         rule = f"byte {error.start} isn't UTF-8"
         fault = Fault(rule, where=place, hint="save it as UTF-8", code="config_encoding", at=place)
-    raise ConfigFaults([fault], origin=str(file))
+    raise ConfigFaults([fault], origin=origin)

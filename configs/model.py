@@ -83,9 +83,9 @@ class ModelConfig(Section):
     def broken_rules(self) -> Iterator[BrokenRule]:
         """One start, and what goes with it."""
         if (self.base is None) == (self.scratch is None):
-            given = "neither" if self.base is None else "both"
+            given = "neither is" if self.base is None else "both are"
             yield BrokenRule(
-                f"give either base or scratch; {given} is given",
+                f"give either base or scratch; {given} given",
                 fields=("base", "scratch"),
                 hint="base: a hub id, folder or .gguf file; scratch: {} makes a new model",
             )

@@ -58,7 +58,7 @@ def _parse(
     if annotation is not None and is_text(annotation) and not _QUOTED.fullmatch(text.strip()):
         return path, Node(text, at=ORIGIN, plain=True)
     wrong: list[Fault] = []
-    node = read_yaml(text, origin=ORIGIN, faults=wrong)
+    node = read_yaml(text, origin=ORIGIN, faults=wrong, numbered=False)
     for fault in wrong:
         where = ".".join(filter(None, (format_path(path), fault.where)))
         where = format_path(path) if fault.code == "yaml_syntax" else where
@@ -71,12 +71,15 @@ def _put(
 ) -> None:
     parent = tree
     for depth, key in enumerate(path, start=1):
-        fault = _step_fault(parent, path[:depth], model)
+        fault = _step_fault(parent, path[:depth])
         if fault is not None:
             faults.append(fault)
             return
         last = depth == len(path)
         below = _child(parent, key)
+        if not last and _is_absent(below) and _is_list(model, path[:depth]):
+            faults.append(_no_list(path[: depth + 1]))
+            return
         if last or _is_absent(below):
             below = new if last else Node({}, at=ORIGIN)
             _set_child(parent, key, below)
@@ -103,21 +106,29 @@ def _is_absent(node: Node | None) -> bool:
     return node is None or node.value is None or (node.plain and node.value in ("", "~", "null"))
 
 
-def _step_fault(parent: Node, path: ConfigPath, model: type[Section]) -> Fault | None:
+def _is_list(model: type[Section], path: ConfigPath) -> bool:
+    return type_at(model, (*path, 0)) is not None and type_at(model, (*path, "")) is None
+
+
+def _no_list(path: ConfigPath) -> Fault:
+    outer = format_path(path[:-1])
+    rule = f"{outer} isn't given, nothing can be set inside it"
+    hint = f"give the list: {outer}=[...]"
+    return Fault(rule, where=format_path(path), hint=hint, code="override_path", at=ORIGIN)
+
+
+def _step_fault(parent: Node, path: ConfigPath) -> Fault | None:
     """What keeps an override from reaching the last key of `path` inside `parent`."""
     key, outer = path[-1], format_path(path[:-1])
-    hint = f"give the list: {outer}=[...]"
-    if isinstance(parent.value, list):
+    if isinstance(parent.value, dict):
+        return None
+    if not isinstance(parent.value, list):
+        rule = f"{outer} is a single value, nothing can be set inside it"
+        hint = f"set the value itself: {outer}=VALUE"
+    else:
         count = len(parent.value)
         if isinstance(key, int) and key < count:
             return None
-        rule = f"{outer} has {count} items, none at {key}"
-        hint = f"the last is {outer}[{count - 1}]" if count else hint
-    elif isinstance(parent.value, dict):
-        if not isinstance(key, int) or parent.value or type_at(model, path) is None:
-            return None
-        rule = f"{outer} isn't given, there is no item {key}"
-    else:
-        rule = f"{outer} is a single value, nothing can be set inside it"
-        hint = f"set the value itself: {outer}=VALUE"
+        rule = f"{outer} has no item {key}; it has {count}"
+        hint = f"the last is {outer}[{count - 1}]" if count else f"give the list: {outer}=[...]"
     return Fault(rule, where=format_path(path), hint=hint, code="override_path", at=ORIGIN)

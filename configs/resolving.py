@@ -69,7 +69,7 @@ class Resolved:
         if isinstance(value, dict):
             return "a mapping"
         if isinstance(value, list):
-            return "a list"
+            return "a list" if value else "an empty list"
         if holds_secret(annotation):
             return "a value that isn't shown"
         if not isinstance(value, str):
@@ -98,6 +98,8 @@ class _Resolver:
 
     def value(self, node: Node, path: ConfigPath, annotation: Any) -> Any:
         self.result.at[path] = node.at
+        if node.faulty:
+            return self._leave_out(path)
         if isinstance(node.value, dict):
             below = {
                 name: self.value(item, (*path, name), child_type(annotation, name))

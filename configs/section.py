@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 Role = Literal["identity", "execution"]
 
-PathOrUri = Annotated[str, AfterValidator(os.path.expanduser), Field(min_length=1)]
+PathOrUri = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
 """A path (`~` is the home directory; relative to the current directory) or an fsspec URI."""
 
 
@@ -25,7 +25,7 @@ class BrokenRule:
     """A rule between several fields of a section that their values break.
 
     Args:
-        rule: The rule, with the values given.
+        rule: The rule; it quotes no value, for that may come from the environment.
         fields: The fields it is about; it isn't judged while one of them is wrong by itself.
         hint: What to do.
     """

@@ -1,0 +1,1 @@
+"""How stages are wired: the Prefect flow and the command line."""

@@ -1,7 +1,7 @@
 """The command line. Every command is a few lines around a plain Python call.
 
-Exit codes: 0 done; 2 the config is wrong; 3 the data is wrong; 4 the machine or the cluster can't do
-it; 130 or 143 stopped by a signal; 1 anything else.
+Exit codes: 0 done; 2 the config is wrong; 3 the data is wrong; 4 the machine or the cluster can't
+do it; 130 or 143 stopped by a signal; 1 anything else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ app = typer.Typer(
 
 ConfigArgument = Annotated[str, typer.Argument(help="Config file, or the name of a preset.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Changes to it, as dotted KEY=VALUE.", metavar="KEY=VALUE")
+    list[str] | None, typer.Argument(help="Changes to it: dotted KEY=VALUE.", metavar="KEY=VALUE")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Until = Annotated[str, typer.Option(help="Last stage: prepare, train, evaluate or export.")]
@@ -55,10 +56,9 @@ def run(
     with _answering(as_json=as_json, debug=debug) as answer:
         result = _run(config, overrides or (), until=until, verify=verify, debug=debug)
         answer.update(result.as_dict())
-        if result.error is None and not as_json:
+        result.raise_for_error()
+        if not as_json:
             terminal.show_summary(result)
-    if result.error is not None:
-        raise _Failed(result)
 
 
 def _run(
@@ -68,15 +68,13 @@ def _run(
 
     with terminal.StageProgress() as progress:
         experiment = load(config, overrides)
-        asked = Run(experiment, until=find_stage(until), progress=progress)
-        if verify:
-            asked.verify()
+        asked = Run(experiment, until=find_stage(until), progress=progress, verify=verify)
         if not os.environ.get("PREFECT_API_URL") and (result := asked.reused()):
             return result
         _settle_logs(debug)
         from flows.finetune import finetune
 
-        return finetune(experiment, until=asked.until, progress=progress)
+        return finetune(experiment, until=asked.until, progress=progress, verify=verify)
 
 
 @app.command()
@@ -186,14 +184,6 @@ def emit(
         typer.echo(f"sent {sent}")
 
 
-class _Failed(Exception):
-    """A run that ended with an error; its JSON was printed already."""
-
-    def __init__(self, result: RunResult) -> None:
-        super().__init__(str(result.error))
-        self.result = result
-
-
 @contextlib.contextmanager
 def _answering(*, as_json: bool, debug: bool) -> Generator[dict[str, Any]]:
     """Collects the answer and prints it as one object; errors become the exit code.
@@ -202,22 +192,30 @@ def _answering(*, as_json: bool, debug: bool) -> Generator[dict[str, Any]]:
     a child process prints can get between a program and the object.
     """
     answer: dict[str, Any] = {}
-    error: ModelmillError | None = None
+    code = 0
     with _stdout_kept(as_json) as out:
         try:
             yield answer
-        except ModelmillError as caught:
+        except ModelmillError as error:
+            code = error.exit_code
+            _failed(answer, error.as_dict())
             if debug:
-                raise
-            error = caught
-            answer.update({"status": "failed", "error": caught.as_dict()})
-            answer.setdefault("run_id", None)
-            answer.setdefault("stages", {})
+                traceback.print_exc()
+            terminal.show_error(error)
+        except Exception as bug:
+            code = 1
+            _failed(answer, {"code": "internal_error", "where": "", "rule": repr(bug), "hint": ""})
+            traceback.print_exc()
         if as_json:
             os.write(out, json.dumps(answer, indent=2).encode() + b"\n")
-    if error is not None:
-        terminal.show_error(error)
-        raise typer.Exit(error.exit_code)
+    if code:
+        raise typer.Exit(code)
+
+
+def _failed(answer: dict[str, Any], error: dict[str, Any]) -> None:
+    answer.update({"status": "failed", "error": error})
+    answer.setdefault("run_id", None)
+    answer.setdefault("stages", {})
 
 
 @contextlib.contextmanager
@@ -252,10 +250,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         outcome = app(args=arguments, standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
-    except _Failed as failed:
-        assert failed.result.error is not None
-        terminal.show_error(failed.result.error)
-        code = failed.result.error.exit_code
     except click.exceptions.Exit as stopped:
         code = stopped.exit_code
     except click.ClickException as wrong:
@@ -264,6 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         terminal.show_stopped()
         code = 130
+    except BaseException as signalled:
+        if type(signalled).__name__ != "TerminationSignal":  # Prefect's, after SIGTERM
+            raise
+        terminal.show_stopped()
+        code = 143
     sys.exit(code)
 
 

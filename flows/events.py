@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from configs.errors import ConfigError, ResourceError
 from flows.loading import load
@@ -44,7 +45,7 @@ def emit_event_for(event: str, config: str, overrides: Sequence[str] = ()) -> st
             code="no_prefect_server",
         )
     path = Path(config)
-    payload = {
+    payload: dict[str, Any] = {
         "config": str(path.resolve()) if path.exists() else config,
         "overrides": list(overrides),
     }
@@ -53,7 +54,7 @@ def emit_event_for(event: str, config: str, overrides: Sequence[str] = ()) -> st
     return f"modelmill.{event} for {resource}"
 
 
-async def _send(name: str, resource: str, payload: dict[str, object]) -> None:
+async def _send(name: str, resource: str, payload: dict[str, Any]) -> None:
     from prefect.client.orchestration import get_client
     from prefect.events import Event, Resource
     from prefect.events.clients import get_events_client
@@ -67,8 +68,6 @@ async def _send(name: str, resource: str, payload: dict[str, object]) -> None:
             hint="start it with `prefect server start`",
             code="no_prefect_server",
         )
-    event = Event(
-        event=name, resource=Resource({"prefect.resource.id": resource}), payload=payload
-    )
+    event = Event(event=name, resource=Resource({"prefect.resource.id": resource}), payload=payload)
     async with get_events_client() as client:
         await client.emit(event)

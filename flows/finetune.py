@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from prefect import flow, runtime, task
+from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
+from configs.document import plain_value
 from configs.errors import ModelmillError
 from flows import ui
 from flows.janitor import watched
@@ -31,28 +33,33 @@ if TYPE_CHECKING:
 
 _RUN_IN_HAND: ContextVar[Run | None] = ContextVar("run_in_hand", default=None)
 
-stage = task(cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=may_pass, **BACKOFF)
+STAGE: dict[str, Any] = {
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+    "retry_condition_fn": may_pass,
+    **BACKOFF,
+}
 
 
-@stage(name="prepare")
+@task(name="prepare", **STAGE)
 def prepare(run: Run) -> Outcome:
     """Source rows → token shards with exact loss masks, plan and report."""
     return ui.publish_data_report(run.stage("prepare"))
 
 
-@stage(name="train")
+@task(name="train", **STAGE)
 def train(run: Run, prepared: Outcome) -> Outcome:
     """Token shards → weights, on Ray Train workers."""
     return run.stage("train")
 
 
-@stage(name="evaluate")
+@task(name="evaluate", **STAGE)
 def evaluate(run: Run, prepared: Outcome, trained: Outcome) -> Outcome:
     """Weights and held-out rows → scores of base and trained model."""
     return ui.publish_scores(run.stage("evaluate"))
 
 
-@stage(name="export")
+@task(name="export", **STAGE)
 def export(run: Run, prepared: Outcome, trained: Outcome, scored: Outcome) -> Outcome:
     """Weights → a Hugging Face folder, proven by loading it again."""
     return run.stage("export")
@@ -89,7 +96,7 @@ def pipeline(
         ModelmillError: A stage failed for a reason that the user can mend.
     """
     run = _RUN_IN_HAND.get() or Run(load(config, overrides or ()), until=until)
-    run.flow_run_id = runtime.flow_run.id
+    run.flow_run_id = flow_run.id
     with watched(run), recorded(run):
         stages(run)
         return run.finish("completed")
@@ -103,6 +110,7 @@ def finetune(
     tokenizer: PreTrainedTokenizerBase | None = None,
     until: StageName = "export",
     progress: Progress | None = None,
+    verify: bool = False,
 ) -> RunResult:
     """Runs what is missing of an experiment, reuses what is there, resumes what was cut off.
 
@@ -113,6 +121,7 @@ def finetune(
         tokenizer: A tokenizer with a chat template instead of the config's; likewise.
         until: The last stage to run.
         progress: Is told how far each stage is.
+        verify: Check the hash of every file of an artifact before it is reused.
 
     Returns:
         Stages, metrics, checkpoint and path; where a stage failed for a reason that the user can
@@ -123,12 +132,12 @@ def finetune(
         DataError: A source isn't there; nothing was run.
     """
     experiment = with_objects(load(config, overrides), model=model, tokenizer=tokenizer)
-    run = Run(experiment, until=until, progress=progress or NoProgress())
+    run = Run(experiment, until=until, progress=progress or NoProgress(), verify=verify)
     if not os.environ.get("PREFECT_API_URL") and (reused := run.reused()):
         return reused
     in_hand = _RUN_IN_HAND.set(run)
     try:
-        return pipeline(experiment.model_dump(mode="json"), until=until)
+        return pipeline(plain_value(experiment), until=until)
     except ModelmillError as error:
         return RunResult(run.run_id, "failed", dict(run.outcomes), error)
     finally:

@@ -25,7 +25,7 @@ def load(config: Config, overrides: Sequence[str] = ()) -> Experiment:
         ConfigError: It isn't right; all faults are named at once.
     """
     if isinstance(config, Experiment):
-        return parse_experiment(config.model_dump(mode="json"), overrides) if overrides else config
+        return parse_experiment(config, overrides) if overrides else config
     if isinstance(config, dict):
         return parse_experiment(config, overrides)
     return load_experiment(config, overrides)

@@ -15,10 +15,8 @@ BACKOFF: dict[str, Any] = {
     "retry_jitter_factor": 0.5,
 }
 
-LASTING = frozenset(
-    {"no_space", "permission_denied", "too_few_resources", "ray_unreachable", "artifact_damaged"}
-)
-"""Codes of a `ResourceError` that waiting doesn't mend."""
+PASSING = frozenset({"storage_failed", "hub_unreachable", "worker_lost", "workers_lost"})
+"""Codes of a `ResourceError` that waiting may mend."""
 
 
 def may_pass(task: Any, task_run: Any, state: State[Any]) -> bool:
@@ -31,7 +29,7 @@ def may_pass(task: Any, task_run: Any, state: State[Any]) -> bool:
     """
     error = state.result(raise_on_failure=False)
     if isinstance(error, ResourceError):
-        return error.code not in LASTING
+        return error.code in PASSING
     if isinstance(error, ModelmillError):
         return False
     return isinstance(error, (ConnectionError, TimeoutError))

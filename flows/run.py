@@ -1,8 +1,8 @@
 """A run of an experiment: which stages there are, what each needs, and what became of it.
 
-Light: asking a run what is there imports neither Prefect, Ray, torch nor `transformers`. The flow in
-`flows.finetune` calls `Run.stage` once a stage; everything true about completion is in the artifacts'
-manifests, and the record in `<workspace>/runs/` is for people.
+Light: asking a run what is there imports neither Prefect, Ray, torch nor `transformers`. The flow
+in `flows.finetune` calls `Run.stage` once a stage. What is true about completion is in the
+artifacts' manifests; the record in `<workspace>/runs/` is for people.
 """
 
 from __future__ import annotations
@@ -16,17 +16,29 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tasks.evaluate.stage import EvaluateStage, evaluate_spec
+from tasks.export.stage import ExportStage, export_spec
+from tasks.prepare.stage import PrepareStage, prepare_spec
+from tasks.train.stage import TrainStage, train_spec
+
+from configs.document import plain_value
 from configs.errors import ConfigError, ModelmillError
 from configs.experiment import Experiment
 from flows.records import RunRecord, StageRecord, new_run_id
 from tasks.artifacts import Artifact, ArtifactStore
+from tasks.base_model import resolve_base
 from tasks.cluster import Cluster, check_before_start
-from tasks.evaluate.stage import EvaluateStage, evaluate_spec
-from tasks.export.stage import ExportStage, export_spec
-from tasks.prepare.stage import PrepareStage, prepare_spec
-from tasks.stage import Context, Expectation, NoProgress, Outcome, Progress, Stage, expect, materialise
+from tasks.stage import (
+    Context,
+    Expectation,
+    NoProgress,
+    Outcome,
+    Progress,
+    Stage,
+    expect,
+    materialise,
+)
 from tasks.storage import Location
-from tasks.train.stage import TrainStage, train_spec
 
 StageName = Literal["prepare", "train", "evaluate", "export"]
 STAGES: tuple[StageName, ...] = ("prepare", "train", "evaluate", "export")
@@ -48,11 +60,13 @@ def dag(experiment: Experiment) -> dict[StageName, Node]:
         ConfigError: The base model or tokenizer isn't one.
         DataError: A source isn't there.
     """
+    base = resolve_base(experiment.model, experiment.compute.storage_options)
+    evaluated: tuple[StageName, ...] = ("prepare", "train")
     return {
-        "prepare": Node(PrepareStage(), prepare_spec(experiment), ()),
-        "train": Node(TrainStage(), train_spec(experiment), ("prepare",)),
-        "evaluate": Node(EvaluateStage(), evaluate_spec(experiment), ("prepare", "train")),
-        "export": Node(ExportStage(), export_spec(experiment), ("prepare", "train", "evaluate")),
+        "prepare": Node(PrepareStage(), prepare_spec(experiment, base), ()),
+        "train": Node(TrainStage(), train_spec(experiment, base), ("prepare",)),
+        "evaluate": Node(EvaluateStage(), evaluate_spec(experiment, base), evaluated),
+        "export": Node(ExportStage(), export_spec(experiment, base), (*evaluated, "evaluate")),
     }
 
 
@@ -125,6 +139,7 @@ class Run:
     experiment: Experiment
     until: StageName = "export"
     progress: Progress = field(default_factory=NoProgress)
+    verify: bool = False
     run_id: str = field(default_factory=new_run_id)
     flow_run_id: str | None = None
 
@@ -132,7 +147,7 @@ class Run:
         self.workspace = Location(
             self.experiment.workspace, self.experiment.compute.storage_options
         )
-        self.store = ArtifactStore(self.workspace)
+        self.store = ArtifactStore(self.workspace, verify_hashes=self.verify)
         self.nodes = dag(self.experiment)
         self.outcomes: dict[str, Outcome] = {}
         self.started = time.time()
@@ -162,18 +177,14 @@ class Run:
     def reused(self) -> RunResult | None:
         """The result, if every wanted artifact is there already; otherwise None."""
         began = time.time()
-        expected = self.expectations()
-        if any(expectation.artifact is None for expectation in expected.values()):
-            return None
-        for name, expectation in expected.items():
-            assert expectation.artifact is not None
-            self.outcomes[name] = Outcome(
-                stage=name,
-                artifact=expectation.artifact,
-                action="reused",
-                seconds=round((time.time() - began) / len(expected), 3),
-                result=expectation.artifact.result,
-            )
+        found: dict[StageName, Artifact] = {}
+        for name, expectation in self.expectations().items():
+            if expectation.artifact is None:
+                return None
+            found[name] = expectation.artifact
+        seconds = (time.time() - began) / len(found)
+        for name, artifact in found.items():
+            self.outcomes[name] = Outcome(name, artifact, "reused", seconds, artifact.result)
         return self.finish("completed")
 
     def stage(self, name: StageName) -> Outcome:
@@ -188,6 +199,7 @@ class Run:
         inputs = {need: self.outcomes[need].artifact for need in node.needs}
         outcome = materialise(node.stage, node.spec, inputs, self.store, self._context)
         self.outcomes[name] = outcome
+        self.progress.update(name, 1, 1, outcome.action)
         self.record("running")
         return outcome
 
@@ -201,7 +213,7 @@ class Run:
             updated=time.time(),
             flow_run_id=self.flow_run_id,
             until=self.until,
-            config=self.experiment.model_dump(mode="json"),
+            config=plain_value(self.experiment),
             stages={name: StageRecord.of(outcome) for name, outcome in self.outcomes.items()},
             error=error.as_dict() if error else None,
         ).save(self.workspace)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from prefect import runtime
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.runtime import flow_run
 
 from tasks.stage import Outcome
 
 
 def flow_run_name() -> str:
     """`<experiment>` for a config given as content, or the config's file name."""
-    config = runtime.flow_run.parameters.get("config", "finetune")
+    config = flow_run.parameters.get("config", "finetune")
     if isinstance(config, dict):
         return str(config.get("name", "finetune"))
     return str(config).rsplit("/", 1)[-1].removesuffix(".yaml")

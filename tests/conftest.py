@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -120,6 +121,7 @@ def write_sandbox(folder: Path, *, rows: int = 300, **changes: Any) -> Sandbox:
     """A sandbox with date questions as data; `changes` replace whole sections of the config."""
     from tasks.prepare.dates import generate_dates
 
+    folder.mkdir(parents=True, exist_ok=True)
     sandbox = Sandbox(folder)
     lines = [json.dumps(row) for row in generate_dates(rows=rows, seed=3, part="train")]
     sandbox.data.write_text("\n".join(lines) + "\n")
@@ -165,8 +167,6 @@ def own_processes() -> Iterator[list[subprocess.Popen[bytes]]]:
         except psutil.NoSuchProcess:
             pass
         for one in with_children:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-            except psutil.NoSuchProcess:
-                pass
         process.wait(timeout=30)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -50,10 +52,32 @@ def test_driver_killed_then_same_bytes(
     driver.wait()
     assert not list(sandbox.workspace.glob(f"{stage}/*/manifest.json")), "killed too late"
 
+    left = temporary_servers(sandbox)
+    assert flow_run_states(sandbox) == ["RUNNING"]
+
     result = sandbox.run()
 
     assert result["stages"][stage]["action"] == "resumed"
     assert sandbox.model_sha256(result) == finished[0].model_sha256(finished[1])
+    assert left
+    assert not any(server.is_running() for server in left), "the killed run's API server lives on"
+    assert sorted(flow_run_states(sandbox)) == ["COMPLETED", "CRASHED"]
+
+
+def temporary_servers(sandbox: Sandbox) -> list[psutil.Process]:
+    """The API servers that Prefect started for this sandbox."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            home = process.environ().get("PREFECT_HOME")
+            if home == str(sandbox.folder / "prefect") and "uvicorn" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def flow_run_states(sandbox: Sandbox) -> list[str]:
+    with sqlite3.connect(sandbox.folder / "prefect" / "prefect.db") as database:
+        return [state for (state,) in database.execute("select state_type from flow_run")]
 
 
 def test_training_worker_killed_then_same_bytes(
@@ -75,9 +99,7 @@ def training_workers(driver_pid: int) -> list[psutil.Process]:
     """Ray's training worker processes below a driver, known by the name Ray gives them."""
     found: list[psutil.Process] = []
     for process in psutil.Process(driver_pid).children(recursive=True):
-        try:
-            if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
     return found

@@ -1,0 +1,150 @@
+"""Bad input through the command line: the exit code, the place, and no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Sandbox, write_sandbox
+
+GOOD = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
+
+
+def failure(sandbox: Sandbox, *overrides: str, config: Path | None = None) -> dict[str, Any]:
+    """Runs up to prepare, which must fail; gives the JSON's error with the exit code."""
+    done = sandbox.call(
+        "run", str(config or sandbox.config), *overrides, "--until", "prepare", "--json"
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["status"] == "failed"
+    return answer["error"] | {"exit_code": done.returncode, "stderr": done.stderr}
+
+
+def test_unknown_key(sandbox: Sandbox) -> None:
+    error = failure(sandbox, "train.learning_rat=1e-3")
+    assert (error["exit_code"], error["where"]) == (2, "train.learning_rat")
+    assert "train.learning_rate" in error["hint"]
+
+
+def test_wrong_type(sandbox: Sandbox) -> None:
+    error = failure(sandbox, "train.global_batch_size=many")
+    assert (error["exit_code"], error["where"]) == (2, "train.global_batch_size")
+
+
+def test_missing_config(sandbox: Sandbox) -> None:
+    error = failure(sandbox, config=sandbox.folder / "tinny.yaml")
+    assert error["exit_code"] == 2
+    assert "tiny.yaml" in error["hint"]
+
+
+def test_missing_file_names_the_nearest(sandbox: Sandbox) -> None:
+    error = failure(sandbox, f"data.sources[0].path={sandbox.folder}/row.jsonl")
+    assert (error["exit_code"], error["where"]) == (3, "data.sources[0].path")
+    assert "rows.jsonl" in error["hint"]
+
+
+def test_empty_file(sandbox: Sandbox) -> None:
+    sandbox.data.write_bytes(b"")
+    assert failure(sandbox)["exit_code"] == 3
+
+
+BAD_LINES = {
+    "no_messages": b'{"messages": []}',
+    "messages_not_a_list": b'{"messages": "hello"}',
+    "null_content": b'{"messages": [{"role": "user", "content": null}]}',
+    "no_assistant_turn": b'{"messages": [{"role": "user", "content": "q"}]}',
+    "invalid_utf8": b'{"messages": [{"role": "user", "content": "\xff"}]}',
+    "invalid_json": b'{"messages": [}',
+}
+
+
+@pytest.mark.parametrize("kind", BAD_LINES)
+def test_bad_row_is_named_by_file_and_line(kind: str, sandbox: Sandbox) -> None:
+    lines = [GOOD.encode()] * 4
+    lines.insert(2, BAD_LINES[kind])
+    sandbox.data.write_bytes(b"\n".join(lines) + b"\n")
+    error = failure(sandbox)
+    assert error["exit_code"] == 3
+    assert f"{sandbox.data}:3" in error["where"] + error["rule"]
+
+
+def test_file_of_only_bad_rows(sandbox: Sandbox) -> None:
+    sandbox.data.write_text("not json\n" * 20)
+    error = failure(sandbox, "data.limits.max_rejected=1")
+    assert error["exit_code"] == 3
+
+
+def test_truncated_last_line(sandbox: Sandbox) -> None:
+    sandbox.data.write_text(f"{GOOD}\n" * 3 + GOOD[:30])
+    error = failure(sandbox)
+    assert error["exit_code"] == 3
+    assert f"{sandbox.data}:4" in error["where"] + error["rule"]
+
+
+def test_tokenizer_without_chat_template(sandbox: Sandbox, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    plain = Tokenizer(models.BPE({"a": 0, "</s>": 1}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    plain.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    error = failure(sandbox, "model.tokenizer.train=null", f"model.tokenizer.source={folder}")
+    assert (error["exit_code"], error["where"]) == (2, "model.tokenizer.chat_template")
+    assert "chatml" in error["hint"]
+
+
+def test_more_workers_than_cpus(sandbox: Sandbox) -> None:
+    error = failure(sandbox, "compute.num_workers=64")
+    assert (error["exit_code"], error["where"]) == (4, "compute.num_workers")
+    assert "2" in error["hint"]
+
+
+def test_base_that_is_no_model(sandbox: Sandbox) -> None:
+    (sandbox.folder / "notes").mkdir()
+    error = failure(
+        sandbox, "model.scratch=null", f"model.base={sandbox.folder}/notes",
+    )  # fmt: skip
+    assert (error["exit_code"], error["where"]) == (2, "model.base")
+
+
+def test_workspace_below_a_file(sandbox: Sandbox) -> None:
+    error = failure(sandbox, f"workspace={sandbox.data}/runs")
+    assert error["exit_code"] == 4
+    assert str(sandbox.data) in error["where"]
+
+
+def test_unwritable_workspace(sandbox: Sandbox) -> None:
+    error = failure(sandbox, "workspace=/proc/modelmill")
+    assert error["exit_code"] == 4
+    assert "/proc/modelmill" in error["where"]
+
+
+@contextlib.contextmanager
+def tmpfs(folder: Path, size: str) -> Generator[Path]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_full_disk_then_more_room(tmp_path: Path) -> None:
+    sandbox = write_sandbox(tmp_path / "box", rows=2000)
+    with tmpfs(tmp_path / "small", "200k") as small:
+        error = failure(sandbox, f"workspace={small}")
+    assert error["exit_code"] == 4
+    assert error["code"] == "no_space"
+    assert str(small) in error["where"]

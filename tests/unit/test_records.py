@@ -1,0 +1,58 @@
+import json
+
+import pytest
+
+from configs.errors import ConfigError
+from flows.records import RunRecord, StageRecord, find_run, list_runs
+from tasks.storage import Location
+
+
+def record(run_id: str, name: str = "demo") -> RunRecord:
+    stage = StageRecord("f" * 32, "computed", 1.5, "/w/train/f", {"steps": 3}, {"prepare": "p"})
+    return RunRecord(
+        run_id=run_id,
+        name=name,
+        status="completed",
+        started=1.0,
+        updated=2.0,
+        flow_run_id=None,
+        until="export",
+        config={"name": name},
+        stages={"train": stage},
+        error=None,
+    )
+
+
+def test_saved_record_is_read_again_equal(tmp_path) -> None:
+    place = Location(str(tmp_path))
+    record("20260101-000000-aaaaaa").save(place)
+    assert list_runs(place) == [record("20260101-000000-aaaaaa")]
+
+
+def test_newest_first_and_cut_short_left_out(tmp_path) -> None:
+    place = Location(str(tmp_path))
+    for day in ("01", "03", "02"):
+        record(f"202601{day}-000000-aaaaaa").save(place)
+    (tmp_path / "runs" / "20260104-000000-bbbbbb.json").write_text('{"run_id": "2026')
+    assert [one.run_id[:8] for one in list_runs(place)] == ["20260103", "20260102", "20260101"]
+
+
+def test_found_by_beginning_and_by_name(tmp_path) -> None:
+    place = Location(str(tmp_path))
+    record("20260101-000000-aaaaaa", "one").save(place)
+    record("20260102-000000-bbbbbb", "one").save(place)
+    assert find_run(place, "20260101").run_id == "20260101-000000-aaaaaa"
+    assert find_run(place, "one").run_id == "20260102-000000-bbbbbb"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [("2026", "2 runs begin"), ("ono", "did you mean one?")]
+)
+def test_unknown_or_ambiguous_run(asked: str, said: str, tmp_path) -> None:
+    place = Location(str(tmp_path))
+    record("20260101-000000-aaaaaa", "one").save(place)
+    record("20260102-000000-bbbbbb", "one").save(place)
+    with pytest.raises(ConfigError) as caught:
+        find_run(place, asked)
+    assert said in str(caught.value)
+    assert json.dumps(caught.value.as_dict())
