@@ -1,0 +1,1 @@
+"""What each stage does: plain, typed, testable without Prefect."""

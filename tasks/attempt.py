@@ -80,6 +80,10 @@ class OpenArtifact:
 
         Returns:
             Where it lies.
+
+        Raises:
+            ValueError: The name leads out of the attempt's folder.
+            ResourceError: It can't be written.
         """
         entry = self._entry(name, hash_bytes(data), len(data), unit=unit)
         self.root.join(entry.path).write_bytes(data)
@@ -144,9 +148,8 @@ class OpenArtifact:
         if unit:
             stem, suffix = posixpath.splitext(name)
             name = f"{stem}.{sha256[:16]}{suffix}"
-        path = posixpath.normpath(posixpath.join(ATTEMPTS, self.attempt, name))
-        assert path.startswith(f"{ATTEMPTS}/{self.attempt}/"), name
-        return FileEntry(path, size, sha256)
+        inside = self.location.join(name).uri.removeprefix(f"{self.location.uri}/")
+        return FileEntry(posixpath.join(ATTEMPTS, self.attempt, inside), size, sha256)
 
     def _register(self, name: str, entry: FileEntry, *, unit: bool) -> FileEntry:
         if not unit:

@@ -55,10 +55,10 @@ def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     A path leads to the leaf (`train.learning_rate`, `sources.0.sha256`), or to the whole part that
     only one of the two has.
     """
-    return sorted(set(_differences(a, b, "")))
+    return sorted(".".join(path) for path in _differences(a, b, ()))
 
 
-def _differences(a: Any, b: Any, path: str) -> list[str]:
+def _differences(a: Any, b: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         left, right = cast("Mapping[str, Any]", a), cast("Mapping[str, Any]", b)
     elif _is_list(a) and _is_list(b):
@@ -69,11 +69,11 @@ def _differences(a: Any, b: Any, path: str) -> list[str]:
             a is not _ABSENT and b is not _ABSENT and canonical_json(a) == canonical_json(b)
         )
         return [] if same else [path]
-    found: list[str] = []
-    for key in {**left, **right}:
-        inner = f"{path}.{key}" if path else key
-        found += _differences(left.get(key, _ABSENT), right.get(key, _ABSENT), inner)
-    return found
+    return [
+        found
+        for key in {**left, **right}
+        for found in _differences(left.get(key, _ABSENT), right.get(key, _ABSENT), (*path, key))
+    ]
 
 
 def _is_list(value: Any) -> bool:

@@ -52,8 +52,8 @@ def loaded_model(
             hint="give a causal language model as safetensors or .gguf",
             code="not_a_model",
         ) from error
-    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
-    _check_vocabulary(num_embeddings, tokenizer_dir, "model.base")
+    embeddings: Any = model.get_input_embeddings()
+    _check_vocabulary(embeddings.weight.shape[0], tokenizer_dir, "model.base")
     _clean(model.config)
     return model
 

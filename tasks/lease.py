@@ -189,6 +189,7 @@ def _wait_and_claim(
                 exclusive = location.creates_exclusively()
             if _claim(location, me, exclusive=exclusive, stop=stop, timing=timing):
                 return me
+            _pause(stop, timing.poll_seconds, location)
             continue
         if content != seen:
             seen, seen_at = content, time.monotonic()

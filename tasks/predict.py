@@ -7,11 +7,15 @@ from typing import Any
 
 from configs.errors import ConfigError, ResourceError
 
+_NEEDED = ("config.json", "tokenizer_config.json")
+
 
 def answer(
     folder: Path | str, text: str, *, system: str | None = None, max_new_tokens: int = 256
 ) -> str:
     """The model's greedy answer to a user's message.
+
+    A model without a chat template (trained on bare prompts and completions) goes on from the text.
 
     Args:
         folder: A Hugging Face folder with weights, tokenizer and chat template.
@@ -23,49 +27,16 @@ def answer(
         The answer without special tokens.
 
     Raises:
-        ConfigError: The folder isn't a model (`not_a_model`), has no chat template
-            (`no_chat_template`), or its template refuses the messages (`template_refuses`).
+        ConfigError: The folder isn't a model (`not_a_model`), or its chat template doesn't take the
+            messages (`template_refuses`).
         ResourceError: Its files can't be read (`model_unreadable`).
     """
     folder = Path(folder)
     _check_folder(folder)
     import torch
-    from jinja2.exceptions import TemplateError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
-    except Exception as error:
-        # The readers of the many file formats have no common exception.
-        raise ResourceError(
-            f"the model's files can't be read: {type(error).__name__}: {error}",
-            where=str(folder),
-            hint="export it again: modelmill run CONFIG --until export",
-            code="model_unreadable",
-        ) from error
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            "the model has no chat template",
-            where=str(folder),
-            hint="give a folder that modelmill exported; it holds chat_template.jinja",
-            code="no_chat_template",
-        )
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    try:
-        prompt: Any = tokenizer.apply_chat_template(
-            [*messages, {"role": "user", "content": text}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
-    except TemplateError as error:
-        raise ConfigError(
-            f"the model's chat template refuses the messages: {error}",
-            where=str(folder),
-            hint="leave out the system message" if system is not None else "",
-            code="template_refuses",
-        ) from error
+    tokenizer, model = _load(folder)
+    prompt = _prompt(tokenizer, text, system=system, where=str(folder))
     prompt_len: int = prompt["input_ids"].shape[1]
     with torch.inference_mode():
         output: Any = model.generate(
@@ -77,17 +48,56 @@ def answer(
     return str(tokenizer.decode(output[0, prompt_len:], skip_special_tokens=True))
 
 
+def _load(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and model, from nothing but the folder."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ResourceError(
+            f"the model's files can't be read: {error}",
+            where=str(folder),
+            hint="export it again: modelmill run CONFIG --until export",
+            code="model_unreadable",
+        ) from error
+    return tokenizer, model.eval()
+
+
+def _prompt(tokenizer: Any, text: str, *, system: str | None, where: str) -> Any:
+    """`input_ids` and `attention_mask` of a prompt, (1, prompt_len) both."""
+    from jinja2.exceptions import TemplateError
+
+    if tokenizer.chat_template is None and system is None:
+        return tokenizer(text, return_tensors="pt")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    try:
+        return tokenizer.apply_chat_template(
+            [*messages, {"role": "user", "content": text}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+    except (TemplateError, ValueError) as error:
+        raise ConfigError(
+            f"the model's chat template doesn't take the messages: {error}",
+            where=where,
+            hint="leave out the system message" if system is not None else "see its model card",
+            code="template_refuses",
+        ) from error
+
+
 def _check_folder(folder: Path) -> None:
-    if (folder / "config.json").is_file() and (folder / "tokenizer_config.json").is_file():
+    missing = [name for name in _NEEDED if not (folder / name).is_file()]
+    if not missing:
         return
     inner = folder / "model"
-    if not folder.is_dir():
-        rule = "there is no such folder"
-    else:
-        missing = [n for n in ("config.json", "tokenizer_config.json") if not (folder / n).exists()]
-        rule = f"this isn't a model folder: {' and '.join(missing)} missing"
     raise ConfigError(
-        rule,
+        f"this isn't a model folder: {' and '.join(missing)} missing"
+        if folder.is_dir()
+        else "there is no such folder",
         where=str(folder),
         hint=f"did you mean {inner}?"
         if (inner / "config.json").is_file()

@@ -125,6 +125,7 @@ class Expectation:
         action: What would be done.
         why: For `compute` the dotted paths that differ from the nearest artifact there is, for
             `resume` the reason.
+        artifact: The artifact that would be reused.
     """
 
     stage: str
@@ -132,6 +133,7 @@ class Expectation:
     identity: dict[str, Any]
     action: Literal["compute", "reuse", "resume"]
     why: tuple[str, ...]
+    artifact: Artifact | None = None
 
 
 def expect(
@@ -150,8 +152,9 @@ def expect(
     """
     identity = stage.identity(spec)
     name = fingerprint(stage.name, stage.version, identity, inputs)
-    if store.lookup(stage.name, name) is not None:
-        return Expectation(stage.name, name, identity, "reuse", ())
+    found = store.lookup(stage.name, name)
+    if found is not None:
+        return Expectation(stage.name, name, identity, "reuse", (), found)
     if store.is_committed(stage.name, name):
         why = "files of the artifact are missing or changed"
         return Expectation(stage.name, name, identity, "resume", (why,))

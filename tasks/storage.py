@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import hashlib
 import os
 import posixpath
@@ -271,6 +272,11 @@ class Location:
                     self.fs.pipe_file(self.path, data, mode="create")
             except FileExistsError:
                 return False
+            except OSError as error:
+                # s3fs's form of "precondition failed" from servers that don't say which one.
+                if self.is_local or error.errno != errno.EINVAL:
+                    raise
+                return False
             return True
 
     def creates_exclusively(self) -> bool:
@@ -280,7 +286,8 @@ class Location:
         from fsspec import AbstractFileSystem
 
         # fsspec's fallback looks and then writes: it would pass the trial and yet be no lock.
-        if type(self.fs).pipe_file is AbstractFileSystem.pipe_file:
+        # (Asynchronous filesystems have none; what they show as pipe_file is made from their own.)
+        if not self.fs.async_impl and type(self.fs).pipe_file is AbstractFileSystem.pipe_file:
             return False
         trial = Location(f"{self.uri}.trial-{secrets.token_hex(8)}", self.options)
         try:
