@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from configs.document import plain_value
 from configs.errors import ModelmillError
 from flows import ui
-from flows.janitor import watched
+from flows.janitor import start_temporary_api, watched
 from flows.loading import Config, load, with_objects
 from flows.retries import BACKOFF, may_pass
 from flows.run import Run, RunResult, StageName, recorded
@@ -137,6 +137,7 @@ def finetune(
         return reused
     in_hand = _RUN_IN_HAND.set(run)
     try:
+        start_temporary_api(run)
         return pipeline(plain_value(experiment), until=until)
     except ModelmillError as error:
         return RunResult(run.run_id, "failed", dict(run.outcomes), error)

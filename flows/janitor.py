@@ -22,8 +22,12 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import get_current_settings
 from prefect.states import Crashed
 
+from configs.errors import ResourceError
 from flows.run import Run
 from tasks.storage import cache_folder
+
+START_SECONDS = 120
+"""Time that Prefect's temporary API may take to start; a busy machine needs more than its 20 s."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Note:
     """What a run leaves for the next one, should it be killed."""
 
     driver: Process
-    flow_run_id: str
     server: Process | None
+    flow_run_id: str | None = None
 
     def save(self, path: Path) -> None:
         """Writes it."""
@@ -67,24 +71,47 @@ class Note:
         try:
             raw = json.loads(path.read_text())
             server = Process(**raw["server"]) if raw["server"] else None
-            return cls(Process(**raw["driver"]), raw["flow_run_id"], server)
+            return cls(Process(**raw["driver"]), server, raw["flow_run_id"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+
+def start_temporary_api(run: Run) -> None:
+    """Starts Prefect's temporary API where no server is named, and notes it at once.
+
+    Raises:
+        ResourceError: It didn't start.
+    """
+    if get_current_settings().api.url:
+        return
+    server = SubprocessASGIServer()
+    try:
+        server.start(timeout=START_SECONDS)
+    except RuntimeError as error:
+        raise ResourceError(
+            f"Prefect's temporary API didn't start within {START_SECONDS} s: {error}",
+            where="PREFECT_API_URL",
+            hint="run the same command again, or name a server with PREFECT_API_URL",
+            code="no_prefect_api",
+        ) from error
+    Note(Process.of(os.getpid()), _own_server()).save(_own_note(run))
 
 
 @contextlib.contextmanager
 def watched(run: Run) -> Generator[None]:
     """Ends what killed runs of the same experiment left behind, and notes this one."""
-    folder = _folder(run)
-    for path in folder.glob("*.json"):
+    for path in _folder(run).glob("*.json"):
         _clear(path)
-    own = folder / f"{os.getpid()}.json"
-    assert run.flow_run_id is not None
-    Note(Process.of(os.getpid()), run.flow_run_id, _own_server()).save(own)
+    own = _own_note(run)
+    Note(Process.of(os.getpid()), _own_server(), run.flow_run_id).save(own)
     try:
         yield
     finally:
         own.unlink(missing_ok=True)
+
+
+def _own_note(run: Run) -> Path:
+    return _folder(run) / f"{os.getpid()}.json"
 
 
 def _folder(run: Run) -> Path:
@@ -98,7 +125,8 @@ def _clear(path: Path) -> None:
     if note is not None:
         if note.driver.find() is not None:
             return
-        _mark_crashed(note.flow_run_id)
+        if note.flow_run_id is not None:
+            _mark_crashed(note.flow_run_id)
         if note.server is not None and (server := note.server.find()) is not None:
             server.terminate()
     path.unlink(missing_ok=True)

@@ -16,11 +16,6 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tasks.evaluate.stage import EvaluateStage, evaluate_spec
-from tasks.export.stage import ExportStage, export_spec
-from tasks.prepare.stage import PrepareStage, prepare_spec
-from tasks.train.stage import TrainStage, train_spec
-
 from configs.document import plain_value
 from configs.errors import ConfigError, ModelmillError
 from configs.experiment import Experiment
@@ -28,6 +23,9 @@ from flows.records import RunRecord, StageRecord, new_run_id
 from tasks.artifacts import Artifact, ArtifactStore
 from tasks.base_model import resolve_base
 from tasks.cluster import Cluster, check_before_start
+from tasks.evaluate.stage import EvaluateStage, evaluate_spec
+from tasks.export.stage import ExportStage, export_spec
+from tasks.prepare.stage import PrepareStage, prepare_spec
 from tasks.stage import (
     Context,
     Expectation,
@@ -39,6 +37,7 @@ from tasks.stage import (
     materialise,
 )
 from tasks.storage import Location
+from tasks.train.stage import TrainStage, train_spec
 
 StageName = Literal["prepare", "train", "evaluate", "export"]
 STAGES: tuple[StageName, ...] = ("prepare", "train", "evaluate", "export")

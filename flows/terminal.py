@@ -86,15 +86,12 @@ def show_stopped() -> None:
 
 def show_summary(result: RunResult) -> None:
     """Rows, tokens, losses, scores, and where the model is."""
-    for name, outcome in result.stages.items():
-        OUT.print(f"{name:<9} {outcome.action:<9} {outcome.seconds:8.1f} s  {outcome.artifact.uri}")
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
-    for key, value in _summary_lines(result):
-        table.add_row(key, escape(value))
-    OUT.print()
-    OUT.print(table)
+    lines = [
+        (name, f"{outcome.action} in {outcome.seconds:.1f} s, {outcome.artifact.uri}")
+        for name, outcome in result.stages.items()
+    ]
+    for key, value in [*lines, *_summary_lines(result)]:
+        OUT.print(f"[dim]{key:<14}[/]{escape(value)}", soft_wrap=True)
 
 
 def _summary_lines(result: RunResult) -> list[tuple[str, str]]:

@@ -49,6 +49,8 @@ class Cluster:
             os.environ.setdefault(name, value)
         import ray
 
+        # It tells of the token that Ray makes for every new cluster; nothing is to be done about it.
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         with _signal_handlers_kept():
             try:
                 ray.init(**self._init_arguments())

@@ -1,0 +1,1 @@
+"""Weights and held-out rows → scores of base and trained model."""

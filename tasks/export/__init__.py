@@ -1,0 +1,1 @@
+"""Weights → a Hugging Face folder, proven by loading it again."""

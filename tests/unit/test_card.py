@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from configs.experiment import Experiment
 from tasks.export.card import CardFacts, model_card
 from tasks.export.proof import Proof
+from tasks.export.stage import ExportStage
 
 SCORES: dict[str, Any] = {"rows": 20, "tokens": 240, "short_room": 0, "no_room": 0}
 EVALUATION = {
@@ -45,7 +47,7 @@ def facts(**changes: Any) -> CardFacts:
             base={"commit": "c0ffee"},
             config=experiment.identity(),
             data={"rows_read": 1000, "dropped": {"overlong": 3}, "train_rows": 977},
-            sources=[{"sha256": "cd" * 32}],
+            files=[{"sha256": "cd" * 32}],
             evaluation=EVALUATION,
             proof=Proof(8, 1e-7, 12.5, True, 8, 7),
             fingerprints={"prepare": "p" * 32, "train": "t" * 32},
@@ -99,3 +101,11 @@ def test_without_licence_and_hub_base_the_header_has_no_such_key() -> None:
     header = yaml.safe_load(model_card(facts(license=None, base_model=None)).split("---\n")[1])
     assert "license" not in header
     assert "base_model" not in header
+
+
+def test_another_card_is_another_version_of_the_stage() -> None:
+    digest = hashlib.sha256(model_card(facts(config={"model": {"scratch": None}})).encode())
+    assert (ExportStage.version, digest.hexdigest()) == (
+        1,
+        "02d7d3b7b3f324d6ce92bf339ec682d3562538845f8129e0df535c2d92e3f531",
+    )
