@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Sandbox, wait_for
+from sandbox import Sandbox, wait_for
 
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(10_000)))
 

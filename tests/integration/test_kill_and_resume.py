@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Sandbox, wait_for
+from sandbox import Sandbox, wait_for
 
 
 def units(sandbox: Sandbox, stage: str) -> list[Path]:

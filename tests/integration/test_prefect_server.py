@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from conftest import ROOT, Sandbox, wait_for, write_sandbox
+from sandbox import ROOT, Sandbox, wait_for, write_sandbox
 
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 
@@ -222,14 +223,11 @@ def test_cancelled_in_training_then_resumed(server: Server) -> None:
 
 def training_workers(server: Server) -> list[psutil.Process]:
     """Training workers that belong to this server's sandbox."""
+    cache = str(server.sandbox.folder / "cache")
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
-        try:
-            if "RayTrainWorker" in " ".join(process.cmdline()):
-                if process.environ().get("MODELMILL_CACHE_DIR") == str(
-                    server.sandbox.folder / "cache"
-                ):
-                    found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            ours = process.environ().get("MODELMILL_CACHE_DIR") == cache
+            if ours and "RayTrainWorker" in " ".join(process.cmdline()):
+                found.append(process)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Sandbox
+from sandbox import Sandbox
 
 HEAVY = ("prefect", "ray", "torch", "transformers", "datasets")
 
