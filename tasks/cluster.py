@@ -23,6 +23,7 @@ _QUIET = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
 }
 
 
@@ -49,7 +50,7 @@ class Cluster:
             os.environ.setdefault(name, value)
         import ray
 
-        # It tells of the token that Ray makes for every new cluster; nothing is to be done about it.
+        # It warns of the token that Ray makes for every new cluster, on every start.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         with _signal_handlers_kept():
             try:

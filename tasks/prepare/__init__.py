@@ -1,0 +1,1 @@
+"""Source rows → token shards with exact loss masks, plan and report."""

@@ -1,0 +1,187 @@
+"""From a row to token ids and the mask that says which of them are trained.
+
+A token is trained if every character it covers is trained: one that reaches over the edge of a turn
+isn't. Several tokens that make up one character share its fate; a token that covers no character
+is trained if it lies between two trained ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+
+from configs.data import DataConfig
+from configs.errors import ConfigError
+from tasks.prepare.chat import ChatTemplate, Refused, render_with_spans
+from tasks.prepare.formats import ChatRow, PromptRow, Rejected
+from tasks.prepare.tokenizer import TokenizerFolder
+
+Span = tuple[int, int]
+_SHIPPED = "chatml"
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is tokenised at once: a text and the character spans in it that are trained."""
+
+    text: str
+    trained: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class RenderedRow:
+    """A row as text.
+
+    Attributes:
+        texts: Tokenised apart and put together in this order.
+        plain: No template made it: BOS goes before it and a trained EOS after it.
+    """
+
+    texts: tuple[Text, ...]
+    plain: bool
+
+    @property
+    def num_chars(self) -> int:
+        """Characters to tokenise."""
+        return sum(len(text.text) for text in self.texts)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A tokenised row.
+
+    Attributes:
+        input_ids: uint32 of shape (length,).
+        trained: bool of shape (length,).
+    """
+
+    input_ids: npt.NDArray[np.uint32]
+    trained: npt.NDArray[np.bool_]
+
+
+class RowEncoder:
+    """Renders and tokenises the rows of a run.
+
+    Args:
+        folder: The tokenizer.
+        data: Gives `template_date`.
+
+    Attributes:
+        notes: How often something happened that doesn't spoil a row, by code.
+    """
+
+    def __init__(self, folder: TokenizerFolder, data: DataConfig) -> None:
+        self._folder = folder
+        self._template: ChatTemplate | None = None
+        if folder.chat_template is not None:
+            self._template = ChatTemplate(
+                folder.chat_template, special_tokens=folder.special_tokens, date=data.template_date
+            )
+        self.notes: Counter[str] = Counter()
+
+    def render(self, row: ChatRow | PromptRow) -> RenderedRow:
+        """The row as text with its trained characters.
+
+        Raises:
+            Rejected: The chat template can't show the row whole, or the mask can't be proven.
+            ConfigError: A conversation needs a chat template and there is none, or it needs a date.
+        """
+        if isinstance(row, PromptRow):
+            # Tokenised apart, as a model that is asked sees the tokens of just the prompt.
+            completion = Text(row.completion, ((0, len(row.completion)),))
+            return RenderedRow((Text(row.prompt, ()), completion), plain=True)
+        if self._template is None:
+            raise _no_template()
+        try:
+            rendered = render_with_spans(
+                self._template,
+                row.messages,
+                tools=row.tools,
+                stop_strings=self._folder.stop_strings,
+            )
+        except Refused as error:
+            raise Rejected(error.reason, error.detail) from error
+        trained = _own_spans(row, rendered.trained)
+        self.notes.update(rendered.notes)
+        return RenderedRow((Text(rendered.text, trained),), plain=False)
+
+    def encode(self, rows: Sequence[RenderedRow]) -> list[TokenRow]:
+        """Ids and masks of rows, in their order."""
+        texts = [text for row in rows for text in row.texts]
+        encodings = iter(
+            self._folder.tokenizer.encode_batch(
+                [text.text for text in texts], add_special_tokens=False
+            )
+        )
+        return [self._assemble(row, [next(encodings) for _ in row.texts]) for row in rows]
+
+    def _assemble(self, row: RenderedRow, encodings: Sequence[Encoding]) -> TokenRow:
+        ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        masks = [
+            trained_tokens(text, encoding)
+            for text, encoding in zip(row.texts, encodings, strict=True)
+        ]
+        if row.plain:
+            bos = np.array(self._folder.bos_ids, dtype=np.uint32)
+            if len(bos) and not _starts_with(np.concatenate(ids), bos):
+                ids.insert(0, bos)
+                masks.insert(0, np.zeros(len(bos), dtype=np.bool_))
+            if self._folder.eos_id is None:
+                self.notes["no_stop_token"] += 1
+            else:
+                ids.append(np.array([self._folder.eos_id], dtype=np.uint32))
+                masks.append(np.ones(1, dtype=np.bool_))
+        return TokenRow(np.concatenate(ids), np.concatenate(masks))
+
+
+def trained_tokens(text: Text, encoding: Encoding) -> npt.NDArray[np.bool_]:
+    """Which tokens of an encoded text are trained.
+
+    Args:
+        text: The text with its trained spans.
+        encoding: Its encoding, with untrimmed offsets in characters.
+
+    Returns:
+        bool of shape (num_tokens,).
+    """
+    length = len(encoding.ids)
+    if not text.trained or text.trained == ((0, len(text.text)),):
+        return np.full(length, bool(text.trained), dtype=np.bool_)
+    before = np.zeros(len(text.text) + 2, dtype=np.int64)
+    for start, end in text.trained:
+        before[start + 1 : end + 1] = 1
+    inside = before.astype(np.bool_)
+    before = np.cumsum(before)
+    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(length, 2)
+    starts, ends = offsets[:, 0], offsets[:, 1]
+    full = before[ends] - before[starts] == ends - starts
+    # inside[i + 1] tells of character i; at the text's edges it is false.
+    return np.where(ends > starts, full, inside[starts] & inside[starts + 1])
+
+
+def _own_spans(row: ChatRow, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """The spans of the turns that are trained, without those of the context."""
+    if row.num_context == 0:
+        return spans
+    roles = [message["role"] for message in row.messages]
+    if len(spans) != roles.count("assistant"):
+        raise Rejected("not_provable", "a turn of the assistant takes no room in the text")
+    return spans[roles[: row.num_context].count("assistant") :]
+
+
+def _starts_with(ids: npt.NDArray[np.uint32], start: npt.NDArray[np.uint32]) -> bool:
+    return bool(np.array_equal(ids[: len(start)], start))
+
+
+def _no_template() -> ConfigError:
+    return ConfigError(
+        "the tokenizer has no chat template, and the rows are conversations",
+        where="model.tokenizer.chat_template",
+        hint=f"give the path of a .jinja file, or the shipped {_SHIPPED}",
+        code="no_chat_template",
+    )

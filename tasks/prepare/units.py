@@ -1,0 +1,249 @@
+"""A unit of work: the lines of its pieces become one shard, and what was seen is counted.
+
+Units are the rows of a Ray Data pipeline. Each is finished once a record of it is written, and is
+never made again; which worker makes it, and when, changes no byte.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from configs.data import DataConfig
+from tasks.artifacts import OpenArtifact
+from tasks.errors import storage_errors
+from tasks.prepare.formats import Rejected, parse_row
+from tasks.prepare.shards import (
+    INDEX,
+    SHARD,
+    ArrowWriter,
+    ShardRow,
+    ShardWriter,
+    sequence_length,
+)
+from tasks.prepare.sources import SourceFile, check_unchanged, open_source
+from tasks.prepare.splits import Line, Piece, Unit, read_lines
+from tasks.prepare.tokenizer import TokenizerFolder
+from tasks.prepare.tokens import RenderedRow, RowEncoder
+from tasks.storage import FileEntry
+
+MAX_EXAMPLES = 10
+_BATCH_ROWS = 512
+_BATCH_CHARS = 2**20
+_MAX_DETAIL = 200
+
+
+@dataclass
+class UnitCounts:
+    """What a unit read and made; small JSON, whatever the number of rows.
+
+    Attributes:
+        lines: Lines of each piece, blank ones included.
+        rows_read: Lines that aren't blank.
+        dropped: Rows that aren't in the plan, by reason.
+        num_rejected: Those of them that are bad rows.
+        notes: What happened without spoiling a row, by code.
+        rejected: File number, line within the piece, reason and detail of the first bad rows.
+        shard_rows: Rows in the shard.
+        held_out_rows: Rows of the plan on the held-out side.
+        smallest_auto_hash: Of the plan's rows whose side the hash decides, as hex; empty: none.
+    """
+
+    lines: list[int] = field(default_factory=list[int])
+    rows_read: int = 0
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    num_rejected: int = 0
+    notes: dict[str, int] = field(default_factory=dict[str, int])
+    rejected: list[tuple[int, int, str, str]] = field(
+        default_factory=list[tuple[int, int, str, str]]
+    )
+    shard_rows: int = 0
+    held_out_rows: int = 0
+    smallest_auto_hash: str = ""
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """A finished unit: its two files and its counts."""
+
+    unit: Unit
+    shard: FileEntry
+    index: FileEntry
+    counts: UnitCounts
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """Both files by logical name."""
+        return {
+            f"shards/{self.unit.name}.arrow": self.shard,
+            f"index/{self.unit.name}.arrow": self.index,
+        }
+
+    def record(self, output: OpenArtifact) -> None:
+        """Marks the unit as finished."""
+        output.record_unit(self.unit.name, self.files, asdict(self.counts))
+
+    @classmethod
+    def from_record(
+        cls, unit: Unit, files: dict[str, FileEntry], meta: dict[str, Any]
+    ) -> UnitResult:
+        """The finished unit that a record tells of."""
+        counts = UnitCounts(**meta)
+        return cls(
+            unit,
+            files[f"shards/{unit.name}.arrow"],
+            files[f"index/{unit.name}.arrow"],
+            counts,
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A rendered row on its way to the tokenizer."""
+
+    row: RenderedRow
+    row_hash: bytes
+    split: Literal["auto", "train", "held_out"]
+    file: int
+    line: int
+
+
+class UnitMaker:
+    """Makes units: reads, renders, tokenises, writes.
+
+    Args:
+        folder: The tokenizer.
+        data: The `data` section.
+        output: Where shards go.
+    """
+
+    def __init__(self, folder: TokenizerFolder, data: DataConfig, output: OpenArtifact) -> None:
+        self._folder, self._data, self._output = folder, data, output
+
+    def make(self, unit: Unit, files: Sequence[SourceFile]) -> UnitResult:
+        """Makes a unit and records it as finished.
+
+        Args:
+            unit: What to read.
+            files: The files of its pieces, in their order.
+
+        Raises:
+            ModelmillError: A file was changed meanwhile, a file or the workspace fails, or the
+                chat template needs what the config doesn't give.
+        """
+        with tempfile.TemporaryDirectory(prefix="modelmill-") as scratch:
+            shard, index = Path(scratch, "shard.arrow"), Path(scratch, "index.arrow")
+            with (
+                storage_errors(scratch),
+                ArrowWriter(shard, SHARD) as shard_writer,
+                ArrowWriter(index, INDEX) as index_writer,
+            ):
+                writer = ShardWriter(shard_writer, index_writer)
+                counts = _UnitRun(self._folder, self._data, writer).read(unit, files)
+            for file in files:
+                check_unchanged(file)
+            result = UnitResult(
+                unit,
+                self._output.upload(f"shards/{unit.name}.arrow", shard, unit=True),
+                self._output.upload(f"index/{unit.name}.arrow", index, unit=True),
+                counts,
+            )
+        result.record(self._output)
+        return result
+
+
+class _UnitRun:
+    """One pass over a unit's lines."""
+
+    def __init__(self, folder: TokenizerFolder, data: DataConfig, writer: ShardWriter) -> None:
+        self._data, self._writer = data, writer
+        self._encoder = RowEncoder(folder, data)
+        self._counts = UnitCounts()
+        self._dropped: Counter[str] = Counter()
+
+    def read(self, unit: Unit, files: Sequence[SourceFile]) -> UnitCounts:
+        waiting: list[_Found] = []
+        num_chars = 0
+        for piece, file in zip(unit.pieces, files, strict=True):
+            for found in self._piece(piece, file):
+                waiting.append(found)
+                num_chars += found.row.num_chars
+                if len(waiting) >= _BATCH_ROWS or num_chars >= _BATCH_CHARS:
+                    self._encode(waiting)
+                    waiting, num_chars = [], 0
+        self._encode(waiting)
+        self._writer.flush()
+        self._counts.dropped = dict(sorted(self._dropped.items()))
+        self._counts.notes = dict(sorted(self._encoder.notes.items()))
+        return self._counts
+
+    def _piece(self, piece: Piece, file: SourceFile) -> Iterator[_Found]:
+        """The rows of a piece that can be tokenised; its lines are counted on the way."""
+        source = self._data.sources[file.source]
+        num_lines = 0
+        with open_source(file, source) as stream:
+            for line in read_lines(stream, piece.start, piece.end):
+                num_lines = line.number
+                if not line.data.strip() and not line.too_long:
+                    continue
+                self._counts.rows_read += 1
+                try:
+                    parsed = parse_row(line, source)
+                    rendered = self._encoder.render(parsed.content)
+                except Rejected as error:
+                    self._reject(piece, line, error)
+                    continue
+                yield _Found(rendered, parsed.row_hash, source.split, piece.file, line.number)
+        self._counts.lines.append(num_lines)
+
+    def _reject(self, piece: Piece, line: Line, error: Rejected) -> None:
+        self._dropped[error.reason] += 1
+        self._counts.num_rejected += 1
+        if len(self._counts.rejected) < MAX_EXAMPLES:
+            detail = error.detail[:_MAX_DETAIL]
+            self._counts.rejected.append((piece.file, line.number, error.reason, detail))
+
+    def _encode(self, waiting: Sequence[_Found]) -> None:
+        encoded = self._encoder.encode([found.row for found in waiting])
+        for found, tokens in zip(waiting, encoded, strict=True):
+            if not tokens.trained.any():
+                self._dropped["no_trained_token"] += 1
+                continue
+            auto = found.split == "auto"
+            by_hash = auto and self._is_held_out(found.row_hash)
+            self._add(
+                ShardRow(
+                    input_ids=tokens.input_ids,
+                    trained=tokens.trained,
+                    held_out=by_hash or found.split == "held_out",
+                    auto_split=auto,
+                    row_hash=found.row_hash,
+                    source=found.file,
+                    line=found.line,
+                )
+            )
+
+    def _add(self, row: ShardRow) -> None:
+        counts = self._counts
+        length = sequence_length(
+            row, max_length=self._data.max_length, overlong=self._data.overlong
+        )
+        if length == 0:
+            self._dropped["overlong"] += 1
+        elif not row.trained[:length].any():
+            self._dropped["no_trained_token"] += 1
+            length = 0
+        if length > 0:
+            counts.held_out_rows += row.held_out
+            if row.auto_split:
+                smallest = counts.smallest_auto_hash or row.row_hash.hex()
+                counts.smallest_auto_hash = min(smallest, row.row_hash.hex())
+        counts.shard_rows += 1
+        self._writer.add(row, length)
+
+    def _is_held_out(self, row_hash: bytes) -> bool:
+        return int.from_bytes(row_hash[:8]) < self._data.held_out_fraction * 2**64
