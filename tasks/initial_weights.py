@@ -46,6 +46,7 @@ def loaded_model(
             **arguments,
         )
     except (OSError, ValueError, KeyError) as error:
+        _check_attention(error, attention)
         raise ConfigError(
             f"no causal language model can be loaded from {source}: {_first_line(error)}",
             where="model.base",
@@ -76,6 +77,7 @@ def new_model(
     try:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+        _check_attention(error, attention)
         raise _bad_value(_first_line(error)) from error
     _clean(model.config)
     return model.float()
@@ -164,6 +166,17 @@ def _check_vocabulary(num_embeddings: int, tokenizer_dir: Path, where: str) -> N
             hint=f"use the model's own tokenizer, or a vocabulary of at least {needed}",
             code="vocabulary_mismatch",
         )
+
+
+def _check_attention(error: Exception, attention: str) -> None:
+    """Raises what a failed load says about the attention, if that is what it failed for."""
+    if "attention implementation" in str(error) and attention != "eager":
+        raise ConfigError(
+            f"this architecture has no {attention} attention",
+            where="train.attention",
+            hint="set train.attention to eager",
+            code="no_such_attention",
+        ) from error
 
 
 def _clean(config: Any) -> None:

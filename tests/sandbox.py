@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,9 +51,15 @@ TINY: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Sandbox:
-    """A folder with data, config, workspace, and Prefect's and modelmill's own folders."""
+    """A folder with data, config, workspace, and Prefect's and modelmill's own folders.
+
+    Attributes:
+        folder: The folder.
+        variables: Environment variables of every command that is run in it.
+    """
 
     folder: Path
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
     def config(self) -> Path:
@@ -70,6 +78,7 @@ class Sandbox:
         return kept | {
             "PREFECT_HOME": str(self.folder / "prefect"),
             "MODELMILL_CACHE_DIR": str(self.folder / "cache"),
+            **self.variables,
             **extra,
         }
 
@@ -133,3 +142,13 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 180, what: str = 
             return found
         time.sleep(0.02)
     raise AssertionError(f"waited {seconds} s for {what or condition}")
+
+
+def training_workers(driver_pid: int) -> list[psutil.Process]:
+    """Ray's training worker processes below a driver, known by the name Ray gives them."""
+    found: list[psutil.Process] = []
+    for process in psutil.Process(driver_pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                found.append(process)
+    return found

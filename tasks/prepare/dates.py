@@ -53,8 +53,6 @@ _FORMS = (
     "{weekday} the {nth} of {month} {year}",
     "{wkd} {day} {mon} {year}",
     "{wkd}, {mon} {day}, {year}",
-    "{year} {month} {day}",
-    "{year}-{mon}-{day:02}",
     "{year}/{number:02}/{day:02}",
     "{year}.{number:02}.{day:02}",
     "{day:02}/{number:02}/{year} (day first)",

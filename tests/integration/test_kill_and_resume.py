@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from sandbox import Sandbox, wait_for
+from sandbox import Sandbox, training_workers, wait_for
 
 
 def units(sandbox: Sandbox, stage: str) -> list[Path]:
@@ -93,13 +93,3 @@ def test_training_worker_killed_then_same_bytes(
     again = sandbox.run()
     assert {stage["action"] for stage in again["stages"].values()} == {"reused"}
     assert sandbox.model_sha256(again) == finished[0].model_sha256(finished[1])
-
-
-def training_workers(driver_pid: int) -> list[psutil.Process]:
-    """Ray's training worker processes below a driver, known by the name Ray gives them."""
-    found: list[psutil.Process] = []
-    for process in psutil.Process(driver_pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if "RayTrainWorker" in " ".join(process.cmdline()):
-                found.append(process)
-    return found

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
-import re
 import threading
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from s3_server import S3Server, serving
 
 from configs.data import DataConfig, SourceConfig
 from configs.errors import ResourceError
@@ -32,130 +30,12 @@ QUICK = LeaseTiming(
 )
 
 
-class S3Handler(http.server.BaseHTTPRequestHandler):
-    """The requests that a store makes, on objects in the server's memory."""
-
-    protocol_version = "HTTP/1.1"
-    server: S3Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    @property
-    def query(self) -> dict[str, str]:
-        return dict(urllib.parse.parse_qsl(urllib.parse.urlparse(self.path).query))
-
-    @property
-    def key(self) -> str:
-        return urllib.parse.unquote(urllib.parse.urlparse(self.path).path.strip("/"))
-
-    def body(self) -> bytes:
-        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
-            return raw
-        joined = b""
-        while True:
-            head, _, raw = raw.partition(b"\r\n")
-            size = int(head.split(b";")[0], 16)
-            if size == 0:
-                return joined
-            joined, raw = joined + raw[:size], raw[size + 2 :]
-
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def refuse(self, status: int, code: str, more: str = "") -> None:
-        self.answer(status, f"<Error><Code>{code}</Code>{more}</Error>".encode())
-
-    def do_PUT(self) -> None:
-        body = self.body()
-        with self.server.lock:
-            there = self.key in self.server.objects
-            if there and self.server.conditional and self.headers.get("If-None-Match") == "*":
-                self.refuse(412, "PreconditionFailed", self.server.condition)
-                return
-            self.server.objects[self.key] = body
-        self.answer(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
-
-    def do_GET(self) -> None:
-        if "list-type" in self.query:
-            self.answer(200, self.listing().encode(), Content_Type="application/xml")
-            return
-        body = self.server.objects.get(self.key)
-        if body is None:
-            self.refuse(404, "NoSuchKey")
-            return
-        when = "Thu, 01 Jan 2026 00:00:00 GMT"
-        tag = f'"{hashlib.md5(body).hexdigest()}"'
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted is None:
-            self.answer(200, body, ETag=tag, Last_Modified=when)
-            return
-        part = body[int(wanted[1]) : int(wanted[2] or len(body)) + 1]
-        span = f"bytes {wanted[1]}-{int(wanted[1]) + len(part) - 1}/{len(body)}"
-        self.answer(206, part, ETag=tag, Last_Modified=when, Content_Range=span)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def listing(self) -> str:
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
-        rows: set[str] = set()
-        for path, body in self.server.objects.items():
-            bucket, _, key = path.partition("/")
-            if bucket != self.key or not key.startswith(prefix):
-                continue
-            head, found, _ = key[len(prefix) :].partition(delimiter or "\0")
-            if found:
-                below = f"{prefix}{head}{delimiter}"
-                rows.add(f"<CommonPrefixes><Prefix>{below}</Prefix></CommonPrefixes>")
-            else:
-                rows.add(
-                    f"<Contents><Key>{key}</Key><Size>{len(body)}</Size><ETag>e</ETag>"
-                    "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-                )
-        return (
-            f"<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>{len(rows)}</KeyCount>"
-            f"{''.join(sorted(rows))}</ListBucketResult>"
-        )
-
-    def do_DELETE(self) -> None:
-        self.server.objects.pop(self.key, None)
-        self.answer(204)
-
-    def do_POST(self) -> None:
-        for key in re.findall(r"<Key>(.*?)</Key>", self.body().decode()):
-            self.server.objects.pop(f"{self.key}/{key}", None)
-        self.answer(200, b"<DeleteResult></DeleteResult>", Content_Type="application/xml")
-
-
-class S3Server(http.server.ThreadingHTTPServer):
-    """Objects by `bucket/key`; `conditional`: it honours If-None-Match."""
-
-    daemon_threads = True
-
-    def __init__(self, *, conditional: bool, condition: str) -> None:
-        super().__init__(("127.0.0.1", 0), S3Handler)
-        self.objects: dict[str, bytes] = {}
-        self.lock = threading.Lock()
-        self.conditional = conditional
-        self.condition = condition
-
-
 @pytest.fixture(params=["conditional", "conditional without a name", "unconditional"])
 def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     named = "<Condition>If-None-Match</Condition>" if request.param == "conditional" else ""
-    server = S3Server(conditional=request.param != "unconditional", condition=named)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    conditional = request.param != "unconditional"
+    with serving(conditional=conditional, condition=named) as server:
+        yield server
 
 
 @pytest.fixture
@@ -163,7 +43,7 @@ def folder(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MODELMILL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     options = {"key": "key", "secret": "secret"}
-    options["endpoint_url"] = f"http://127.0.0.1:{server.server_port}"
+    options["endpoint_url"] = server.url
     for name, value in options.items():
         monkeypatch.setenv(f"STORE_{name.upper()}", value)
     secrets = {name: Secret(f"${{env:STORE_{name.upper()}}}") for name in options}

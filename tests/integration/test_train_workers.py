@@ -32,6 +32,8 @@ from tasks.storage import Location
 from tasks.train.stage import TrainStage, train_spec
 
 TWO = {"num_workers": 2}
+LONG: dict[str, Any] = {"max_steps": 120, "checkpoint": {"every_steps": 8}}
+"""A run that lasts some seconds, as a report at a checkpoint waits for Ray's next poll."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +89,7 @@ def test_uneven_packed_steps_on_two_workers(tmp_path: Path) -> None:
 def test_lost_worker_leads_to_the_same_bytes(num_workers: int, tmp_path: Path) -> None:
     """Dropout included: its random numbers come from step and rank."""
     prepared = write_prepared(tmp_path, tmp_path / "data")
-    sections: dict[str, Any] = {
+    sections: dict[str, Any] = LONG | {
         "scratch": GPT2_WITH_DROPOUT,
         "compute": {"num_workers": num_workers},
     }
@@ -99,20 +101,20 @@ def test_lost_worker_leads_to_the_same_bytes(num_workers: int, tmp_path: Path) -
         lost.append(worker.pid)
         os.kill(worker.pid, signal.SIGKILL)
 
-    disturbed = train(experiment(tmp_path / "2", **sections), prepared, OnStep(5, kill_one))
+    disturbed = train(experiment(tmp_path / "2", **sections), prepared, OnStep(30, kill_one))
 
     assert len(lost) == 1
     assert model_sha256(disturbed) == model_sha256(undisturbed)
     assert losses(disturbed) == losses(undisturbed)
     records = disturbed.artifact.manifest.numerics
     assert records[0]["first_step"] == 0
-    assert records[-1]["last_step"] == 20
+    assert records[-1]["last_step"] == 120
 
 
 def test_stopped_run_leaves_no_worker_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     prepared = write_prepared(tmp_path, tmp_path / "data")
-    undisturbed = train(experiment(tmp_path / "1", compute=TWO), prepared)
-    config = experiment(tmp_path / "2", compute=TWO)
+    undisturbed = train(experiment(tmp_path / "1", compute=TWO, **LONG), prepared)
+    config = experiment(tmp_path / "2", compute=TWO, **LONG)
     stopping = context(config)
     workers: list[psutil.Process] = []
 
@@ -120,7 +122,7 @@ def test_stopped_run_leaves_no_worker_and_goes_on_from_a_checkpoint(tmp_path: Pa
         workers.extend(training_workers())
         stopping.stop.set()
 
-    stopping.progress = OnStep(9, stop)
+    stopping.progress = OnStep(30, stop)
     store = ArtifactStore(Location(config.workspace))
     with pytest.raises(ModelmillError) as caught:
         materialise(TrainStage(), train_spec(config), {"prepare": prepared}, store, stopping)
@@ -138,11 +140,11 @@ def test_stopped_run_leaves_no_worker_and_goes_on_from_a_checkpoint(tmp_path: Pa
 
 def test_damaged_checkpoint_is_set_aside_and_the_one_before_used(tmp_path: Path) -> None:
     prepared = write_prepared(tmp_path, tmp_path / "data")
-    undisturbed = train(experiment(tmp_path / "1"), prepared)
-    config = experiment(tmp_path / "2")
+    undisturbed = train(experiment(tmp_path / "1", **LONG), prepared)
+    config = experiment(tmp_path / "2", **LONG)
     store = ArtifactStore(Location(config.workspace))
     stopping = context(config)
-    stopping.progress = OnStep(18, stopping.stop.set)
+    stopping.progress = OnStep(40, stopping.stop.set)
     with pytest.raises(ModelmillError):
         materialise(TrainStage(), train_spec(config), {"prepare": prepared}, store, stopping)
     complete = [

@@ -1,0 +1,135 @@
+"""The whole pipeline with sources and workspace in an object store, over s3fs and HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from s3_server import S3Server, serving
+from sandbox import Sandbox, wait_for, write_sandbox
+
+pytest.importorskip("s3fs")
+
+SECRET = "quite-a-secret-6f1c02"
+OPTIONS = {"key": "S3_KEY", "secret": "S3_SECRET", "endpoint_url": "S3_URL"}
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A sandbox whose data and workspace lie in a store, and what its first run printed."""
+
+    sandbox: Sandbox
+    server: S3Server
+    first: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    # Ray's sockets need a short path.
+    ray_folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    with serving() as server:
+        sandbox = move_to(server, write_sandbox(tmp_path_factory.mktemp("remote")), ray_folder)
+        yield Remote(sandbox, server, sandbox.run())
+    shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def move_to(server: S3Server, sandbox: Sandbox, ray_folder: str) -> Sandbox:
+    """The sandbox with its data in the store, and credentials by name in its config."""
+    server.objects["bucket/rows.jsonl"] = sandbox.data.read_bytes()
+    sandbox.data.unlink()
+    config = yaml.safe_load(sandbox.config.read_text())
+    config["workspace"] = "s3://bucket/runs"
+    config["data"]["sources"] = [{"path": "s3://bucket/rows.jsonl"}]
+    references = {option: f"${{env:{name}}}" for option, name in OPTIONS.items()}
+    config["compute"]["storage_options"] = references
+    sandbox.config.write_text(yaml.safe_dump(config))
+    variables = {"S3_KEY": "key", "S3_SECRET": SECRET, "S3_URL": server.url}
+    return dataclasses.replace(sandbox, variables=variables | {"RAY_TMPDIR": ray_folder})
+
+
+def actions(result: dict[str, Any]) -> dict[str, str]:
+    return {name: stage["action"] for name, stage in result["stages"].items()}
+
+
+def test_same_model_as_on_a_local_disk(
+    remote: Remote, finished: tuple[Sandbox, dict[str, Any]]
+) -> None:
+    local, first = finished
+    assert set(actions(remote.first).values()) == {"computed"}
+    assert remote.sandbox.model_sha256(remote.first) == local.model_sha256(first)
+    assert remote.first["stages"]["export"]["uri"].startswith("s3://bucket/runs/export/")
+    assert not remote.sandbox.workspace.exists(), "something was written beside the store"
+
+
+def test_second_run_reuses_and_writes_only_its_record(remote: Remote) -> None:
+    before = set(remote.server.snapshot())
+    second = remote.sandbox.run()
+    assert set(actions(second).values()) == {"reused"}
+    written = set(remote.server.snapshot()) - before
+    assert written == {f"bucket/runs/runs/{second['run_id']}.json"}
+
+
+def test_driver_killed_in_training_then_same_model(
+    remote: Remote, finished: tuple[Sandbox, dict[str, Any]], own_processes: list[Any]
+) -> None:
+    workspace = "workspace=s3://bucket/killed"
+    driver = remote.sandbox.start(workspace)
+    own_processes.append(driver)
+
+    def written(stage: str, name: str) -> list[str]:
+        found = remote.server.snapshot()
+        return [key for key in found if key.startswith(f"bucket/killed/{stage}/") and name in key]
+
+    wait_for(lambda: written("train", "complete.json"), what="a checkpoint")
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    assert not written("train", "manifest.json"), "killed too late"
+
+    resumed = remote.sandbox.run(workspace)
+
+    assert resumed["stages"]["train"]["metrics"]["start"]["source"] == "checkpoint"
+    assert actions(resumed)["train"] == "resumed"
+    assert remote.sandbox.model_sha256(resumed) == finished[0].model_sha256(finished[1])
+
+
+def test_predict_and_runs_take_credentials_from_the_usual_variables(remote: Remote) -> None:
+    env = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL": remote.server.url,
+    }
+    asked = ("predict", "tiny", "3 May 2011", "--workspace", "s3://bucket/runs")
+    answered = remote.sandbox.call(*asked, "--max-new-tokens", "8", env=env)
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.strip()
+    listed = remote.sandbox.call("runs", "--workspace", "s3://bucket/runs", env=env)
+    assert listed.returncode == 0 and remote.first["run_id"] in listed.stdout
+
+
+def test_plan_without_the_variable_names_it(remote: Remote) -> None:
+    config = str(remote.sandbox.config)
+    stranger = dataclasses.replace(remote.sandbox, variables={"S3_KEY": "key"})
+    done = stranger.call("plan", config)
+    assert done.returncode == 2
+    assert "S3_SECRET" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_secret_is_written_nowhere(remote: Remote) -> None:
+    secret = SECRET.encode()
+    keys = [key for key, body in remote.server.snapshot().items() if secret in body + key.encode()]
+    assert keys == []
+    shown = remote.sandbox.call("run", str(remote.sandbox.config), "--debug")
+    assert shown.returncode == 0 and SECRET not in shown.stdout + shown.stderr
+    folders = (remote.sandbox.folder, Path(remote.sandbox.variables["RAY_TMPDIR"]))
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in files), "Ray's logs are looked through as well"
+    assert [path for path in files if secret in path.read_bytes()] == []
