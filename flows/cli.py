@@ -125,7 +125,10 @@ def runs(
 @app.command()
 def predict(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, run id or experiment name.")
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_RUN", help="Model folder or its URI, run id or experiment name."
+        ),
     ],
     text: Annotated[str, typer.Argument(help="What to ask.")],
     workspace: Workspace = "runs",
@@ -142,11 +145,15 @@ def predict(
 
 
 def _model_folder(model: str, workspace: str) -> Path:
+    from configs.model import ModelConfig
     from flows.records import find_run
     from tasks.artifacts import ArtifactStore
+    from tasks.base_model import local_base, resolve_base
 
     if Path(model).exists():
         return Path(model)
+    if "://" in model:
+        return local_base(resolve_base(ModelConfig(base=model)))
     place = Location(workspace)
     record = find_run(place, model)
     exported = record.stages.get("export")
@@ -237,7 +244,8 @@ def _stdout_kept(redirect: bool) -> Generator[int]:
 def _settle_logs(debug: bool) -> None:
     """Keeps Prefect and the libraries from talking over the progress; their own settings win."""
     if not debug:
-        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+        # Prefect logs the traceback of every failure; ours are told by `show_error`.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not os.environ.get("PREFECT_API_URL"):

@@ -34,6 +34,7 @@ from tasks.stage import (
     Progress,
     Stage,
     expect,
+    is_proven,
     materialise,
 )
 from tasks.storage import Location
@@ -174,13 +175,14 @@ class Run:
         return found
 
     def reused(self) -> RunResult | None:
-        """The result, if every wanted artifact is there already; otherwise None."""
+        """The result, if every wanted artifact is there already and true; otherwise None."""
         began = time.time()
         found: dict[StageName, Artifact] = {}
         for name, expectation in self.expectations().items():
-            if expectation.artifact is None:
+            artifact, node = expectation.artifact, self.nodes[name]
+            if artifact is None or not is_proven(node.stage, node.spec, artifact):
                 return None
-            found[name] = expectation.artifact
+            found[name] = artifact
         seconds = (time.time() - began) / len(found)
         for name, artifact in found.items():
             self.outcomes[name] = Outcome(name, artifact, "reused", seconds, artifact.result)

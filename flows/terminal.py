@@ -139,8 +139,9 @@ def show_runs(records: list[RunRecord], workspace: str) -> None:
         OUT.print(f"no runs in {workspace}")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "name", "status", "started", "stages"):
-        table.add_column(heading)
+    for heading in ("run", "name", "status", "started"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("stages")
     for record in records:
         stages = " ".join(f"{name}:{stage.action}" for name, stage in record.stages.items())
         started = datetime.datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M:%S")

@@ -204,17 +204,25 @@ class ArtifactStore:
         """Begin a new attempt at an artifact."""
         return new_attempt(self.root(stage, fingerprint), verify_hashes=self.verify_hashes)
 
-    def commit(self, output: OpenArtifact, manifest: Manifest) -> Artifact:
+    def commit(
+        self, output: OpenArtifact, manifest: Manifest, *, refuted: Artifact | None = None
+    ) -> Artifact:
         """Make an attempt the artifact by writing its manifest.
 
         If another run has committed meanwhile, its artifact stays and is returned. A manifest that
-        is there but untrue (damaged files) is kept in this attempt's folder and then replaced.
+        is there but untrue (damaged files, or refuted) is kept in this attempt's folder and then
+        replaced.
+
+        Args:
+            output: The attempt.
+            manifest: What to write.
+            refuted: An artifact that isn't true although it is whole.
 
         Raises:
             ResourceError: The manifest, or a file that it names, can't be written or isn't there.
         """
         theirs = self.lookup(manifest.stage, manifest.fingerprint)
-        if theirs is not None:
+        if theirs is not None and theirs != refuted:
             return theirs
         artifact = Artifact(output.root, manifest)
         artifact.verify()

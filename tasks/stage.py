@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import importlib.metadata
 import json
 import logging
 import threading
@@ -74,10 +75,13 @@ class Stage(ABC, Generic[SpecT, ResultT]):
     Attributes:
         name: Name of the stage, and of its folder in the workspace.
         version: Raised when the meaning of the output changes.
+        libraries: Distributions whose versions `run` notes in its numerics, under `versions`. What
+            was made under others is reused only if `still_true` says so.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def identity(self, spec: SpecT) -> dict[str, Any]:
@@ -92,6 +96,14 @@ class Stage(ABC, Generic[SpecT, ResultT]):
         output: OpenArtifact,
     ) -> ResultT:
         """Make the result: write files to `output`, return a small frozen dataclass of JSON."""
+
+    def still_true(self, spec: SpecT, artifact: Artifact) -> bool:
+        """Whether a sample of the artifact would come out the same under the versions of now."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """The installed versions of `libraries`."""
+        return {name: importlib.metadata.version(name) for name in self.libraries}
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ class Expectation:
         identity: What decides the result.
         action: What would be done.
         why: For `compute` the dotted paths that differ from the nearest artifact there is, for
-            `resume` the reason.
+            `resume` the reason, for `reuse` the other versions for which it will be probed.
         artifact: The artifact that would be reused.
     """
 
@@ -154,7 +166,9 @@ def expect(
     name = fingerprint(stage.name, stage.version, identity, inputs)
     found = store.lookup(stage.name, name)
     if found is not None:
-        return Expectation(stage.name, name, identity, "reuse", (), found)
+        others = _other_versions(stage, found)
+        why = (f"made under {others}, will be probed",) if others else ()
+        return Expectation(stage.name, name, identity, "reuse", why, found)
     if store.is_committed(stage.name, name):
         why = "files of the artifact are missing or changed"
         return Expectation(stage.name, name, identity, "resume", (why,))
@@ -166,6 +180,15 @@ def expect(
     manifest, paths = nearest
     changed = () if manifest.stage_version == stage.version else ("stage_version",)
     return Expectation(stage.name, name, identity, "compute", (*changed, *paths))
+
+
+def is_proven(stage: Stage[SpecT, ResultT], spec: SpecT, artifact: Artifact) -> bool:
+    """Whether an artifact made under other versions of the stage's libraries passes its probe.
+
+    Raises:
+        ModelmillError: The probe can't be made.
+    """
+    return not _other_versions(stage, artifact) or stage.still_true(spec, artifact)
 
 
 def materialise(
@@ -192,7 +215,7 @@ def materialise(
         seconds = time.monotonic() - started
         return Outcome(stage.name, artifact, action, seconds, artifact.result)
 
-    found = store.lookup(stage.name, name)
+    found, refuted = _look_up(stage, spec, store, name, context.log)
     if found is not None:
         return outcome(found, "reused")
     root = store.root(stage.name, name)
@@ -200,7 +223,7 @@ def materialise(
         root.join("lease.json"), stop=context.stop, log=context.log, timing=store.lease_timing
     ):
         # Another run may have committed between the look-up and the lease.
-        found = store.lookup(stage.name, name)
+        found, refuted = _look_up(stage, spec, store, name, context.log, refuted)
         if found is not None:
             return outcome(found, "reused")
         output = store.open(stage.name, name)
@@ -220,10 +243,44 @@ def materialise(
             created_at=datetime.datetime.now(datetime.UTC).isoformat(),
             seconds=round(time.monotonic() - began, 3),
         )
-        artifact = store.commit(output, manifest)
+        artifact = store.commit(output, manifest, refuted=refuted)
     if artifact.manifest.attempt != output.attempt:
         return outcome(artifact, "reused")
     return outcome(artifact, "resumed" if output.resumed else "computed")
+
+
+def _look_up(
+    stage: Stage[SpecT, ResultT],
+    spec: SpecT,
+    store: ArtifactStore,
+    name: str,
+    log: logging.Logger,
+    refuted: Artifact | None = None,
+) -> tuple[Artifact | None, Artifact | None]:
+    """The artifact if it is there and true, and the one that its probe has refuted."""
+    found = store.lookup(stage.name, name)
+    if found is None or found == refuted:
+        return None, refuted
+    if is_proven(stage, spec, found):
+        return found, None
+    log.warning(
+        "%s: made under %s, and a sample comes out otherwise now; the artifact counts as absent",
+        found.uri,
+        _other_versions(stage, found),
+    )
+    return None, found
+
+
+def _other_versions(stage: Stage[Any, Any], artifact: Artifact) -> str:
+    """The versions that an artifact was made under and that aren't installed now, for people."""
+    installed = stage.versions()
+    others = {
+        f"{library} {record.get('versions', {}).get(library, '(unknown version)')}"
+        for record in artifact.manifest.numerics
+        for library, version in installed.items()
+        if record.get("versions", {}).get(library) != version
+    }
+    return ", ".join(sorted(others))
 
 
 @contextlib.contextmanager

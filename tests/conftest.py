@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
+import httpx
 import pytest
-from sandbox import Sandbox, write_sandbox
+from sandbox import PREFECT, Sandbox, end, wait_for, write_sandbox
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -30,19 +30,41 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sandbox, dict[st
     return sandbox, sandbox.run()
 
 
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server of the test session's own; gives the URL of its API."""
+    folder = tmp_path_factory.mktemp("prefect-server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"],
+            env=os.environ | settings,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        wait_for(lambda: _healthy(url), what="the Prefect server")
+        yield url
+    finally:
+        end(server)
+
+
+def _healthy(api: str) -> bool:
+    try:
+        return httpx.get(f"{api}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 @pytest.fixture
 def own_processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that a test starts; what is left of them and their children ends with the test."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:
-        with_children: list[psutil.Process] = []
-        try:
-            parent = psutil.Process(process.pid)
-            with_children = [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            pass
-        for one in with_children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        process.wait(timeout=30)
+        end(process)

@@ -18,6 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+PREFECT = str(Path(sys.executable).with_name("prefect"))
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -152,3 +153,19 @@ def training_workers(driver_pid: int) -> list[psutil.Process]:
             if "RayTrainWorker" in " ".join(process.cmdline()):
                 found.append(process)
     return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process with its children."""
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.wait(timeout=30)

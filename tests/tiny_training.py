@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from configs.experiment import Experiment
@@ -33,6 +39,9 @@ LLAMA: dict[str, Any] = {
         "max_position_embeddings": 128,
     },
 }
+LONG: dict[str, Any] = {"max_steps": 120, "checkpoint": {"every_steps": 8}}
+"""A run that lasts some seconds, as a report at a checkpoint waits for Ray's next poll."""
+
 GPT2_WITH_DROPOUT: dict[str, Any] = {
     "model_type": "gpt2",
     "fixed": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128, "resid_pdrop": 0.2},
@@ -40,7 +49,7 @@ GPT2_WITH_DROPOUT: dict[str, Any] = {
 
 
 def experiment(
-    workspace: Path,
+    workspace: Path | str,
     *,
     scratch: dict[str, Any] | None = None,
     packing: bool = False,
@@ -88,7 +97,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_prepared(
-    workspace: Path, folder: Path, *, packing: bool = False, rows: int = ROWS
+    workspace: Path | Location, folder: Path, *, packing: bool = False, rows: int = ROWS
 ) -> Artifact:
     """A prepare artifact of random rows of 5 to 30 tokens, of which the first ones aren't trained.
 
@@ -125,7 +134,8 @@ def write_prepared(
     write_tokenizer(folder / "tokenizer")
 
     name = f"{'packed' if packing else 'plain'}-{rows}"
-    store = ArtifactStore(Location(str(workspace)))
+    place = workspace if isinstance(workspace, Location) else Location(str(workspace))
+    store = ArtifactStore(place)
     output = store.open("prepare", name)
     output.upload("shards/00000.arrow", folder / "00000.arrow")
     for plan_file in ("train", "shards"):
@@ -166,7 +176,7 @@ def train(config: Experiment, prepared: Artifact, progress: Progress | None = No
         TrainStage(),
         train_spec(config),
         {"prepare": prepared},
-        ArtifactStore(Location(config.workspace)),
+        ArtifactStore(Location(config.workspace, config.compute.storage_options)),
         context(config, progress),
     )
 
@@ -183,17 +193,64 @@ def model_sha256(outcome: Outcome) -> str:
     return outcome.artifact.manifest.files["model/model.safetensors"].sha256
 
 
+def row_by_row_losses(config: Experiment, prepared: Artifact, steps: int) -> list[float]:
+    """Training at a constant rate from its definition: one row at a time, without a Trainer."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from tasks.base_model import build_model
+    from tasks.prepare.reading import PreparedSide
+    from tasks.train.order import rows_of_step
+
+    train = config.train
+    model = build_model(config, prepared.local_dir("tokenizer"))
+    model.train()
+    side = PreparedSide(prepared, "train")
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": train.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=train.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
+    )
+    found: list[float] = []
+    for step in range(steps):
+        sequences = rows_of_step(
+            train.seed, step, n=len(side), global_batch_size=train.global_batch_size
+        )
+        rows = [row for number in sequences for row in side.sequence(number)]
+        trained = sum(int(row.trained[1:].sum()) for row in rows)
+        total = 0.0
+        for row in rows:
+            ids = torch.tensor(row.input_ids.astype("int64"))[None]
+            targets = torch.where(torch.tensor(row.trained[1:]), ids[0, 1:], -100)
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+            loss = cross_entropy(logits, targets, ignore_index=-100, reduction="sum") / trained
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(total)
+    return found
+
+
 class OnStep:
     """Progress that does something when training first gets to a step."""
 
     def __init__(self, step: int, action: Callable[[], None]) -> None:
         self._step = step
-        self._action: Callable[[], None] | None = action
+        self._action = action
+        self.done = False
 
     def update(self, stage: str, done: float, total: float, note: str = "") -> None:
-        if done >= self._step and self._action is not None:
-            action, self._action = self._action, None
-            action()
+        if done >= self._step and not self.done:
+            self.done = True
+            self._action()
 
 
 def start_ray() -> None:
@@ -218,3 +275,66 @@ def drive(workspace: str, overrides: str) -> None:
     assert prepared is not None
     start_ray()
     print(model_sha256(train(config, prepared)))
+
+
+def training_workers() -> list[psutil.Process]:
+    """Ray Train's workers below this process."""
+    return [child for child in psutil.Process().children(recursive=True) if _is_worker(child)]
+
+
+def start_driver(workspace: Path, sections: dict[str, Any]) -> subprocess.Popen[str]:
+    """`drive` in a process of its own."""
+    tests = Path(__file__).resolve().parent
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, tiny_training; tiny_training.drive(sys.argv[1], sys.argv[2])",
+            str(workspace),
+            json.dumps(sections),
+        ],
+        env=os.environ | {"PYTHONPATH": f"{tests}:{tests.parent}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish_driver(workspace: Path, sections: dict[str, Any]) -> str:
+    """Runs a driver to the end; gives the hash of the weights."""
+    driver = start_driver(workspace, sections)
+    output, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, errors
+    return output.split()[-1]
+
+
+def wait_for_driver(driver: subprocess.Popen[str], condition: Callable[[], Any]) -> None:
+    """Waits until the condition holds; the driver must not end before."""
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def kill_all(driver: subprocess.Popen[str]) -> None:
+    """As a power cut: nobody has the time to tidy up or to finish a checkpoint."""
+    root = psutil.Process(driver.pid)
+    tree = [*root.children(recursive=True), root]
+    for process in sorted(tree, key=lambda one: not _is_worker(one)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    driver.communicate(timeout=60)
+    psutil.wait_procs(tree, timeout=60)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "RayTrainWorker" in " ".join(process.cmdline())
+    return False
+
+
+def kill_a_worker() -> None:
+    """Kill -9 of one training worker."""
+    training_workers()[-1].kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tasks.prepare.report import (
 )
 from tasks.prepare.sources import check_unchanged, open_source
 from tasks.prepare.splits import cut_units, read_lines
-from tasks.prepare.stage import PrepareResult, PrepareSpec, trained_template
+from tasks.prepare.stage import PrepareResult, PrepareSpec, PrepareStage, trained_template
 from tasks.prepare.tokenizer import (
     TokenizerFolder,
     folder_hash,
@@ -45,7 +44,6 @@ from tasks.storage import FileEntry
 _TOKENIZER_UNIT = "tokenizer"
 _NUM_SAMPLES = 3
 _SAMPLE_TOKENS = 1000
-_LIBRARIES = ("tokenizers", "pyarrow", "jinja2")
 
 
 class Preparation:
@@ -59,11 +57,17 @@ class Preparation:
 
     def __init__(self, context: Context, spec: PrepareSpec, output: OpenArtifact) -> None:
         self._context, self._spec, self._output = context, spec, output
-        self._finished = output.finished_units()
+        self._versions = PrepareStage().versions()
+        # Units made under other versions may hold other ids: one artifact, one set of versions.
+        self._finished = {
+            name: unit
+            for name, unit in output.finished_units().items()
+            if unit.meta["versions"] == self._versions
+        }
 
     def run(self) -> PrepareResult:
         """Does what is missing and writes plan and report; see `PrepareStage.run`."""
-        self._output.add_numerics({"attempt": self._output.attempt} | _versions())
+        self._output.add_numerics({"attempt": self._output.attempt, "versions": self._versions})
         if self._finished:
             self._output.mark_resumed()
         with tempfile.TemporaryDirectory(prefix="modelmill-") as scratch:
@@ -98,7 +102,7 @@ class Preparation:
             for path in sorted(folder.iterdir())
         }
         logical = {f"tokenizer/{name}": entry for name, entry in entries.items()}
-        self._output.record_unit(_TOKENIZER_UNIT, logical, {})
+        self._output.record_unit(_TOKENIZER_UNIT, logical, {"versions": self._versions})
         return entries
 
     def _rows(self) -> Iterator[list[str]]:
@@ -261,10 +265,6 @@ def _texts(row: ChatRow | PromptRow) -> list[str]:
         return [row.prompt, row.completion]
     contents = [message.get("content") for message in row.messages]
     return [content for content in contents if isinstance(content, str)]
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in _LIBRARIES}
 
 
 def _why_dropped(reading: Reading) -> str:

@@ -60,7 +60,7 @@ def make_unit(row: dict[str, Any], job: bytes) -> dict[str, Any]:
         return {"unit": unit.number, "record": "", "error": pickle.dumps(error)}
     record = {
         "files": {name: asdict(entry) for name, entry in result.files.items()},
-        "meta": asdict(result.counts),
+        "meta": result.meta,
     }
     return {"unit": unit.number, "record": json.dumps(record), "error": b""}
 

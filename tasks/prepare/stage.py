@@ -119,6 +119,7 @@ class PrepareStage(Stage[PrepareSpec, PrepareResult]):
 
     name: ClassVar[str] = "prepare"
     version: ClassVar[int] = 1
+    libraries: ClassVar[tuple[str, ...]] = ("tokenizers", "pyarrow", "jinja2")
 
     def identity(self, spec: PrepareSpec) -> dict[str, Any]:
         """The data section, the files' content in order, tokenizer, template and engine."""
@@ -150,6 +151,17 @@ class PrepareStage(Stage[PrepareSpec, PrepareResult]):
         from tasks.prepare.execute import Preparation
 
         return Preparation(context, spec, output).run()
+
+    def still_true(self, spec: PrepareSpec, artifact: Artifact) -> bool:
+        """Whether a few rows, prepared again with the artifact's tokenizer, come out the same.
+
+        Raises:
+            ConfigError: The chat template can't be used any more.
+            ResourceError: A source or the artifact can't be read.
+        """
+        from tasks.prepare.probe import rows_come_out_the_same
+
+        return rows_come_out_the_same(spec, artifact)
 
 
 def _files_identity(files: tuple[SourceFile, ...]) -> Any:

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from tasks.prepare.shards import (
 )
 from tasks.prepare.sources import SourceFile, check_unchanged, open_source
 from tasks.prepare.splits import Line, Piece, Unit, read_lines
+from tasks.prepare.stage import PrepareStage
 from tasks.prepare.tokenizer import TokenizerFolder
 from tasks.prepare.tokens import RenderedRow, RowEncoder
 from tasks.storage import FileEntry
@@ -83,16 +85,21 @@ class UnitResult:
             f"index/{self.unit.name}.arrow": self.index,
         }
 
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What its record tells besides: the counts, and the versions it is made under."""
+        return {"counts": asdict(self.counts), "versions": PrepareStage().versions()}
+
     def record(self, output: OpenArtifact) -> None:
         """Marks the unit as finished."""
-        output.record_unit(self.unit.name, self.files, asdict(self.counts))
+        output.record_unit(self.unit.name, self.files, self.meta)
 
     @classmethod
     def from_record(
         cls, unit: Unit, files: dict[str, FileEntry], meta: dict[str, Any]
     ) -> UnitResult:
         """The finished unit that a record tells of."""
-        counts = UnitCounts(**meta)
+        counts = UnitCounts(**meta["counts"])
         return cls(
             unit,
             files[f"shards/{unit.name}.arrow"],
@@ -142,8 +149,8 @@ class UnitMaker:
                 ArrowWriter(shard, SHARD) as shard_writer,
                 ArrowWriter(index, INDEX) as index_writer,
             ):
-                writer = ShardWriter(shard_writer, index_writer)
-                counts = _UnitRun(self._folder, self._data, writer).read(unit, files)
+                unit_run = _UnitRun(self._folder, self._data)
+                counts = unit_run.write(unit, files, ShardWriter(shard_writer, index_writer))
             for file in files:
                 check_unchanged(file)
             result = UnitResult(
@@ -156,30 +163,51 @@ class UnitMaker:
         return result
 
 
+def first_rows(
+    unit: Unit,
+    files: Sequence[SourceFile],
+    folder: TokenizerFolder,
+    data: DataConfig,
+    *,
+    count: int,
+) -> list[ShardRow]:
+    """The first rows of a unit's shard, made without writing anything."""
+    return list(islice(_UnitRun(folder, data, batch_rows=count).rows(unit, files), count))
+
+
 class _UnitRun:
     """One pass over a unit's lines."""
 
-    def __init__(self, folder: TokenizerFolder, data: DataConfig, writer: ShardWriter) -> None:
-        self._data, self._writer = data, writer
+    def __init__(
+        self, folder: TokenizerFolder, data: DataConfig, *, batch_rows: int = _BATCH_ROWS
+    ) -> None:
+        self._data = data
+        self._batch_rows = batch_rows
         self._encoder = RowEncoder(folder, data)
         self._counts = UnitCounts()
         self._dropped: Counter[str] = Counter()
 
-    def read(self, unit: Unit, files: Sequence[SourceFile]) -> UnitCounts:
+    def write(self, unit: Unit, files: Sequence[SourceFile], writer: ShardWriter) -> UnitCounts:
+        """Writes all rows and counts what was seen."""
+        for row in self.rows(unit, files):
+            writer.add(row, self._count(row))
+        writer.flush()
+        self._counts.dropped = dict(sorted(self._dropped.items()))
+        self._counts.notes = dict(sorted(self._encoder.notes.items()))
+        return self._counts
+
+    def rows(self, unit: Unit, files: Sequence[SourceFile]) -> Iterator[ShardRow]:
+        """The rows of the shard, tokenised in batches."""
         waiting: list[_Found] = []
         num_chars = 0
         for piece, file in zip(unit.pieces, files, strict=True):
             for found in self._piece(piece, file):
                 waiting.append(found)
                 num_chars += found.row.num_chars
-                if len(waiting) >= _BATCH_ROWS or num_chars >= _BATCH_CHARS:
-                    self._encode(waiting)
+                if len(waiting) >= self._batch_rows or num_chars >= _BATCH_CHARS:
+                    yield from self._encode(waiting)
                     waiting, num_chars = [], 0
-        self._encode(waiting)
-        self._writer.flush()
-        self._counts.dropped = dict(sorted(self._dropped.items()))
-        self._counts.notes = dict(sorted(self._encoder.notes.items()))
-        return self._counts
+        yield from self._encode(waiting)
 
     def _piece(self, piece: Piece, file: SourceFile) -> Iterator[_Found]:
         """The rows of a piece that can be tokenised; its lines are counted on the way."""
@@ -207,7 +235,7 @@ class _UnitRun:
             detail = error.detail[:_MAX_DETAIL]
             self._counts.rejected.append((piece.file, line.number, error.reason, detail))
 
-    def _encode(self, waiting: Sequence[_Found]) -> None:
+    def _encode(self, waiting: Sequence[_Found]) -> Iterator[ShardRow]:
         encoded = self._encoder.encode([found.row for found in waiting])
         for found, tokens in zip(waiting, encoded, strict=True):
             if not tokens.trained.any():
@@ -215,19 +243,18 @@ class _UnitRun:
                 continue
             auto = found.split == "auto"
             by_hash = auto and self._is_held_out(found.row_hash)
-            self._add(
-                ShardRow(
-                    input_ids=tokens.input_ids,
-                    trained=tokens.trained,
-                    held_out=by_hash or found.split == "held_out",
-                    auto_split=auto,
-                    row_hash=found.row_hash,
-                    source=found.file,
-                    line=found.line,
-                )
+            yield ShardRow(
+                input_ids=tokens.input_ids,
+                trained=tokens.trained,
+                held_out=by_hash or found.split == "held_out",
+                auto_split=auto,
+                row_hash=found.row_hash,
+                source=found.file,
+                line=found.line,
             )
 
-    def _add(self, row: ShardRow) -> None:
+    def _count(self, row: ShardRow) -> int:
+        """Counts a row of the shard; how many of its tokens the plan uses."""
         counts = self._counts
         length = sequence_length(
             row, max_length=self._data.max_length, overlong=self._data.overlong
@@ -243,7 +270,7 @@ class _UnitRun:
                 smallest = counts.smallest_auto_hash or row.row_hash.hex()
                 counts.smallest_auto_hash = min(smallest, row.row_hash.hex())
         counts.shard_rows += 1
-        self._writer.add(row, length)
+        return length
 
     def _is_held_out(self, row_hash: bytes) -> bool:
         return int.from_bytes(row_hash[:8]) < self._data.held_out_fraction * 2**64

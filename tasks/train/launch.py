@@ -67,7 +67,7 @@ def launch(job: TrainJob, context: Context) -> None:
                     code="stopped",
                 )
         if fit.error is not None:
-            raise _explained(fit.error, _snapshot(monitor).failure) from fit.error
+            raise _explained(fit.error, _snapshot(monitor).failure)
         _look(monitor, job, context)
     finally:
         _end_workers(monitor, fit, job.experiment.compute.grace_seconds)
@@ -144,7 +144,7 @@ def _explained(error: Exception, failure: Failure | None) -> Exception:
         "checkpoint",
         code="workers_lost",
     )
-    lost.add_note(str(error))
+    lost.__cause__ = error
     return lost
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,13 @@ import pytest
 from sandbox import Sandbox, write_sandbox
 
 GOOD = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
+
+
+@pytest.fixture
+def sandbox(prefect_api: str, tmp_path: Path) -> Sandbox:
+    """One Prefect server for all, which spares each run the start of a temporary one."""
+    made = write_sandbox(tmp_path / "box")
+    return dataclasses.replace(made, variables={"PREFECT_API_URL": prefect_api})
 
 
 def failure(sandbox: Sandbox, *overrides: str, config: Path | None = None) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from sandbox import ROOT, Sandbox, wait_for, write_sandbox
-
-PREFECT = str(Path(sys.executable).with_name("prefect"))
+from sandbox import PREFECT, ROOT, Sandbox, end, wait_for, write_sandbox
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,51 +94,15 @@ class Server:
         return (self.sandbox.folder / "worker.log").read_text()[-4000:]
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process with its children."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    try:
-        process.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    for child in children:
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    sandbox = write_sandbox(tmp_path_factory.mktemp("server"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = Server(sandbox, f"http://127.0.0.1:{port}/api")
-    api = server.start(
-        PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui",
-        log="server.log",
-    )  # fmt: skip
-    worker = None
-    try:
-        wait_for(lambda: healthy(server.api), seconds=90, what="the Prefect server")
-        deploy(server)
-        worker = server.start(
-            PREFECT, "worker", "start", "--pool", "modelmill", "--name", "test", log="worker.log"
-        )
-        yield server
-    finally:
-        for process in (worker, api):
-            if process is not None:
-                end(process)
-
-
-def healthy(api: str) -> bool:
-    try:
-        return httpx.get(f"{api}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
+def server(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(write_sandbox(tmp_path_factory.mktemp("server")), prefect_api)
+    deploy(server)
+    worker = server.start(
+        PREFECT, "worker", "start", "--pool", "modelmill", "--name", "test", log="worker.log"
+    )
+    yield server
+    end(worker)
 
 
 def deploy(server: Server) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from configs.compute import ComputeConfig
@@ -24,7 +25,7 @@ from tasks.artifacts import Artifact, ArtifactStore
 from tasks.cluster import Cluster
 from tasks.prepare.reading import PreparedSide
 from tasks.prepare.stage import PrepareStage, prepare_spec
-from tasks.stage import Context, Outcome, materialise
+from tasks.stage import Context, Outcome, expect, materialise
 from tasks.storage import Location
 
 ROOT = Path(__file__).parents[2]
@@ -442,3 +443,84 @@ def test_a_stop_ends_the_stage_and_what_is_finished_is_kept(
         prepare(config, cluster, stop=stop, progress=StopAtFirstUnit())
     assert caught.value.code == "stopped"
     assert prepare(config, cluster).action == "resumed"
+
+
+def pretend_other_versions(folder: Path) -> None:
+    """Lets manifests and records of units below a folder say that older libraries made them."""
+    for path in [*folder.rglob("manifest.json"), *folder.rglob("units/*.json")]:
+        record = json.loads(path.read_bytes())
+        for part in [record["meta"]] if "meta" in record else record["numerics"]:
+            part["versions"] = dict.fromkeys(part["versions"], "0.0.1")
+        path.write_text(json.dumps(record))
+
+
+def rewrite_row(shard: Path, column: str, value: Any) -> None:
+    """Changes one column of the first row; the file keeps its size."""
+    size = shard.stat().st_size
+    with pa.ipc.open_file(pa.py_buffer(shard.read_bytes())) as reader:
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    values = batches[0].column(column).to_pylist()
+    changed = pa.array([value, *values[1:]], batches[0].schema.field(column).type)
+    at = batches[0].schema.get_field_index(column)
+    batches[0] = batches[0].set_column(at, column, changed)
+    with pa.ipc.new_file(str(shard), batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    assert shard.stat().st_size == size
+
+
+def shard_path(artifact: Artifact, number: int) -> Path:
+    return artifact.local(artifact.names("shards/")[number])
+
+
+def test_made_under_other_versions_and_the_same_is_reused(tmp_path: Path, cluster: Cluster) -> None:
+    content = [*rows(30), b"bad", *rows(60)[30:]]
+    path = write_rows(tmp_path / "rows.jsonl", content)
+    limits = {"max_rejected": 0.5}
+    config = experiment(tmp_path, {"path": str(path)}, split_bytes=1500, limits=limits)
+    made = prepare(config, cluster)
+    pretend_other_versions(tmp_path)
+    expected = expect(
+        PrepareStage(), prepare_spec(config), {}, ArtifactStore(Location(config.workspace))
+    )
+    assert expected.action == "reuse" and "tokenizers 0.0.1, will be probed" in expected.why[0]
+    # Without a cluster: the probe needs no Ray.
+    again = prepare(config, None)
+    assert again.action == "reused" and hashes(again.artifact) == hashes(made.artifact)
+
+
+@pytest.mark.parametrize("column", ["input_ids", "trained"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_made_under_other_versions_and_different_is_made_anew(
+    tmp_path: Path, cluster: Cluster, column: str, number: int
+) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", rows(30))
+    config = experiment(tmp_path, {"path": str(path)}, split_bytes=1500)
+    made = prepare(config, cluster)
+    whole = hashes(made.artifact)
+    shard = shard_path(made.artifact, number)
+    with pa.ipc.open_file(pa.py_buffer(shard.read_bytes())) as reader:
+        first = reader.get_batch(0).column(column)[0].as_py()
+    rewrite_row(shard, column, [not first[0] if column == "trained" else first[0] + 1, *first[1:]])
+    assert prepare(config, None).action == "reused", "sizes are right and versions the same"
+    pretend_other_versions(tmp_path)
+
+    again = prepare(config, cluster)
+
+    assert again.action == "computed", "units made under other versions were used"
+    assert hashes(again.artifact) == whole
+    assert again.artifact.manifest.attempt != made.artifact.manifest.attempt
+    again.artifact.verify(hashes=True)
+    assert prepare(config, None).action == "reused"
+
+
+def test_units_made_under_other_versions_are_made_again(tmp_path: Path, cluster: Cluster) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [*rows(10), b"bad"])
+    with pytest.raises(DataError):
+        prepare(experiment(tmp_path, {"path": str(path)}), cluster)
+    pretend_other_versions(tmp_path)
+    config = experiment(tmp_path, {"path": str(path)}, limits={"max_rejected": 0.5})
+    made = prepare(config, cluster)
+    assert made.action == "computed"
+    attempt = f"attempts/{made.artifact.manifest.attempt}/"
+    assert all(e.path.startswith(attempt) for e in made.artifact.manifest.files.values())

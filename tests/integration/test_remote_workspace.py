@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -78,6 +80,18 @@ def test_second_run_reuses_and_writes_only_its_record(remote: Remote) -> None:
     assert written == {f"bucket/runs/runs/{second['run_id']}.json"}
 
 
+def test_data_of_other_versions_is_probed_in_place(remote: Remote) -> None:
+    objects = remote.server.objects
+    manifest = next(key for key in objects if re.fullmatch(r".*/prepare/\w+/manifest.json", key))
+    record = json.loads(original := objects[manifest])
+    record["numerics"][0]["versions"]["tokenizers"] = "0.0.1"
+    objects[manifest] = json.dumps(record).encode()
+    try:
+        assert set(actions(remote.sandbox.run()).values()) == {"reused"}
+    finally:
+        objects[manifest] = original
+
+
 def test_driver_killed_in_training_then_same_model(
     remote: Remote, finished: tuple[Sandbox, dict[str, Any]], own_processes: list[Any]
 ) -> None:
@@ -107,17 +121,23 @@ def test_predict_and_runs_take_credentials_from_the_usual_variables(remote: Remo
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_ENDPOINT_URL": remote.server.url,
     }
-    asked = ("predict", "tiny", "3 May 2011", "--workspace", "s3://bucket/runs")
-    answered = remote.sandbox.call(*asked, "--max-new-tokens", "8", env=env)
-    assert answered.returncode == 0, answered.stderr
-    assert answered.stdout.strip()
+    question = ("3 May 2011", "--max-new-tokens", "8")
+    by_name = remote.sandbox.call(
+        "predict", "tiny", *question, "--workspace", "s3://bucket/runs", env=env
+    )
+    assert by_name.returncode == 0, by_name.stderr
+    config = next(k for k in remote.server.snapshot() if k.endswith("/model/config.json"))
+    folder = f"s3://{config.removesuffix('/config.json')}"
+    by_uri = remote.sandbox.call("predict", folder, *question, env=env)
+    assert by_uri.returncode == 0, by_uri.stderr
+    assert by_uri.stdout.strip() and by_uri.stdout == by_name.stdout
     listed = remote.sandbox.call("runs", "--workspace", "s3://bucket/runs", env=env)
     assert listed.returncode == 0 and remote.first["run_id"] in listed.stdout
 
 
 def test_plan_without_the_variable_names_it(remote: Remote) -> None:
     config = str(remote.sandbox.config)
-    stranger = dataclasses.replace(remote.sandbox, variables={"S3_KEY": "key"})
+    stranger = dataclasses.replace(remote.sandbox, variables={"S3_KEY": "key", "S3_URL": "x"})
     done = stranger.call("plan", config)
     assert done.returncode == 2
     assert "S3_SECRET" in done.stderr and "Traceback" not in done.stderr

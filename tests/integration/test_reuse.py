@@ -89,6 +89,26 @@ def test_plan_says_what_differs_without_heavy_imports(
     assert plan["worker_bytes"] > plan["num_parameters"]
 
 
+def test_data_of_other_versions_is_probed_without_heavy_imports(
+    finished: tuple[Sandbox, dict[str, Any]],
+) -> None:
+    sandbox, first = finished
+    manifest = next(sandbox.workspace.glob("prepare/*/manifest.json"))
+    original = manifest.read_bytes()
+    try:
+        record = json.loads(original)
+        record["numerics"][0]["versions"]["tokenizers"] = "0.0.1"
+        manifest.write_text(json.dumps(record))
+        plan, _ = look(sandbox, "plan", str(sandbox.config), "--json")
+        assert plan["stages"]["prepare"]["action"] == "reuse"
+        assert plan["stages"]["prepare"]["why"] == ["made under tokenizers 0.0.1, will be probed"]
+        again, imported = look(sandbox, "run", str(sandbox.config), "--json")
+        assert actions(again) == dict.fromkeys(ALL, "reused")
+        assert imported == {"code": 0, "heavy": []}
+    finally:
+        manifest.write_bytes(original)
+
+
 def test_execution_fields_change_nothing(finished: tuple[Sandbox, dict[str, Any]]) -> None:
     sandbox, _ = finished
     answer, _ = look(

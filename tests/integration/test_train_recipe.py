@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import GPT2_WITH_DROPOUT, LLAMA, experiment, write_prepared
-from torch.nn.functional import cross_entropy
+from tiny_training import (
+    GPT2_WITH_DROPOUT,
+    LLAMA,
+    experiment,
+    row_by_row_losses,
+    write_prepared,
+)
 
 from configs.errors import ConfigError
 from configs.experiment import Experiment
@@ -17,7 +22,6 @@ from tasks.artifacts import Artifact
 from tasks.base_model import build_model
 from tasks.prepare.reading import PreparedSide
 from tasks.train.batches import MicroBatches, StepLayout, StepSampler
-from tasks.train.order import rows_of_step
 from tasks.train.trainer import (
     StepTrainer,
     check_packing,
@@ -72,45 +76,6 @@ def trainer_losses(
     return found
 
 
-def row_by_row_losses(config: Experiment, prepared: Artifact) -> list[float]:
-    """The same training, written down from its definition."""
-    train = config.train
-    model = build_model(config, prepared.local_dir("tokenizer"))
-    model.train()
-    side = PreparedSide(prepared, "train")
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": train.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=train.learning_rate,
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_epsilon,
-    )
-    found: list[float] = []
-    for step in range(STEPS):
-        sequences = rows_of_step(
-            train.seed, step, n=len(side), global_batch_size=train.global_batch_size
-        )
-        rows = [row for number in sequences for row in side.sequence(number)]
-        trained = sum(int(row.trained[1:].sum()) for row in rows)
-        total = 0.0
-        for row in rows:
-            ids = torch.tensor(row.input_ids.astype("int64"))[None]
-            targets = torch.where(torch.tensor(row.trained[1:]), ids[0, 1:], -100)
-            logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
-            loss = cross_entropy(logits, targets, ignore_index=-100, reduction="sum") / trained
-            loss.backward()
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(total)
-    return found
-
-
 @pytest.mark.parametrize("packing", [False, True], ids=["rows", "packed"])
 def test_losses_are_those_of_one_row_at_a_time(packing: bool, tmp_path: Path) -> None:
     prepared = write_prepared(tmp_path, tmp_path / "data", packing=packing)
@@ -118,7 +83,7 @@ def test_losses_are_those_of_one_row_at_a_time(packing: bool, tmp_path: Path) ->
 
     found = trainer_losses(config, prepared, tmp_path / "out")
 
-    assert found == pytest.approx(row_by_row_losses(config, prepared), rel=1e-5)
+    assert found == pytest.approx(row_by_row_losses(config, prepared, STEPS), rel=1e-5)
     assert found[-1] < found[0]
 
 

@@ -1,0 +1,86 @@
+"""Whether prepared data would come out the same now: a few of its rows are prepared again.
+
+The artifact's own tokenizer is used: whether these texts get these ids and this mask is what counts
+for everything that reads the data, and not whether the tokenizer would be trained alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.artifacts import Artifact
+from tasks.errors import storage_errors
+from tasks.prepare.shards import ShardRow
+from tasks.prepare.splits import Unit, cut_units
+from tasks.prepare.stage import PrepareSpec
+from tasks.prepare.tokenizer import load_tokenizer
+from tasks.prepare.units import first_rows
+
+_MAX_UNITS = 4
+_ROWS_OF_UNIT = 32
+_COMPARED = ["row_hash", "source", "line", "held_out", "input_ids", "trained"]
+
+
+def rows_come_out_the_same(spec: PrepareSpec, artifact: Artifact) -> bool:
+    """Compares the first rows of up to four units, spread over the sources, with their shards.
+
+    Args:
+        spec: What the artifact was prepared from.
+        artifact: The prepare artifact.
+
+    Returns:
+        Whether the same rows are there, with the same ids and masks.
+
+    Raises:
+        ConfigError: The chat template can't be used any more.
+        ResourceError: A source or a shard can't be read.
+    """
+    tokenizer = load_tokenizer(artifact.local_dir("tokenizer"), spec.data.stop_tokens)
+    units = cut_units(spec.files, spec.data.split_bytes)
+    chosen = np.linspace(0, len(units) - 1, num=min(_MAX_UNITS, len(units)), dtype=int)
+    for unit in (units[number] for number in chosen):
+        there = _shard_start(artifact, unit)
+        if there is None:
+            return False
+        files = [spec.files[piece.file] for piece in unit.pieces]
+        made = first_rows(unit, files, tokenizer, spec.data, count=there.count)
+        if [_comparable(row) for row in made] != there.rows:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _ShardStart:
+    """The first rows of a shard, and how many have to be made to compare with them."""
+
+    rows: list[tuple[Any, ...]]
+    count: int
+
+
+def _shard_start(artifact: Artifact, unit: Unit) -> _ShardStart | None:
+    """The beginning of a unit's shard; None if the file isn't a shard any more."""
+    where = artifact.location.join(artifact.manifest.files[f"shards/{unit.name}.arrow"].path)
+    filesystem, path = where.arrow()
+    with storage_errors(where.uri, remote=not where.is_local):
+        try:
+            # Opened in place: of a remote shard, only its end and one batch are fetched.
+            with filesystem.open_input_file(path) as stream, pa.ipc.open_file(stream) as reader:
+                if reader.num_record_batches == 0:
+                    return _ShardStart([], _ROWS_OF_UNIT)
+                batch = reader.get_batch(0).select(_COMPARED).slice(0, _ROWS_OF_UNIT)
+                rows = [tuple(row.values()) for row in batch.to_pylist()]
+                # In a shard of one batch, a row too many now would be a difference as well.
+                only = reader.num_record_batches == 1
+                return _ShardStart(rows, _ROWS_OF_UNIT if only else len(rows))
+        except pa.ArrowInvalid:
+            return None
+
+
+def _comparable(row: ShardRow) -> tuple[Any, ...]:
+    """The values of `_COMPARED`, as Arrow gives them."""
+    ids, trained = row.input_ids.tolist(), row.trained.tolist()
+    return (row.row_hash, row.source, row.line, row.held_out, ids, trained)
