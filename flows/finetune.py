@@ -140,7 +140,7 @@ def finetune(
         start_temporary_api(run)
         return pipeline(plain_value(experiment), until=until)
     except ModelmillError as error:
-        return RunResult(run.run_id, "failed", dict(run.outcomes), error)
+        return run.result("failed", error)
     finally:
         _RUN_IN_HAND.reset(in_hand)
 

@@ -76,6 +76,7 @@ class RunResult:
 
     Attributes:
         run_id: Name of its record in `<workspace>/runs/`.
+        workspace: Where its artifacts are.
         status: `completed` or `failed`.
         stages: Outcome of each stage that ended well, by name.
         error: Why it failed; None if it didn't.
@@ -83,6 +84,7 @@ class RunResult:
     """
 
     run_id: str
+    workspace: str
     status: Literal["completed", "failed"]
     stages: Mapping[str, Outcome]
     error: ModelmillError | None = None
@@ -224,7 +226,13 @@ class Run:
     ) -> RunResult:
         """Writes the last record and gives the result."""
         self.record(status, error)
-        return RunResult(self.run_id, status, dict(self.outcomes), error)
+        return self.result(status, error)
+
+    def result(
+        self, status: Literal["completed", "failed"], error: ModelmillError | None = None
+    ) -> RunResult:
+        """What it came to so far."""
+        return RunResult(self.run_id, self.workspace.uri, status, dict(self.outcomes), error)
 
     def close(self) -> None:
         """Ends the Ray that was started for the run."""

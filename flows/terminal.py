@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from rich.table import Table
 from configs.errors import ModelmillError
 from flows.records import RunRecord
 from flows.run import RunResult
+from tasks.storage import Location
 
 if TYPE_CHECKING:
     from flows.plan import Plan
@@ -115,9 +117,11 @@ def _summary_lines(result: RunResult) -> list[tuple[str, str]]:
             lines.append(("exact match", change))
     lines.append(("run", result.run_id))
     if "export" in result.stages:
+        default = result.workspace == Location("runs").uri
+        place = "" if default else f" --workspace {shlex.quote(result.workspace)}"
         lines += [
             ("model", str(result.path)),
-            ("ask it", f'modelmill predict {result.path} "..."'),
+            ("ask it", f'modelmill predict {result.run_id} "YOUR QUESTION"{place}'),
         ]
     return lines
 

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import errno
 import hashlib
+import io
 import os
 import posixpath
 import secrets
@@ -19,13 +20,14 @@ import stat
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from configs.errors import ConfigError, ResourceError
 from configs.secret import Secret
 from tasks.errors import storage_errors
 
-_CHUNK_BYTES = 8 * 2**20
+_BLOCK_BYTES = 8 * 2**20
+_BUFFER_BYTES = 2**20
 _TEMPORARY = ".writing"
 
 
@@ -210,6 +212,21 @@ class Location:
         with storage_errors(self.uri, remote=not self.is_local):
             return Path(self.path).read_bytes() if self.is_local else self.fs.cat_file(self.path)
 
+    @contextlib.contextmanager
+    def open(self) -> Generator[BinaryIO]:
+        """The file as a seekable stream with a fast `readline`; a remote one isn't fetched whole.
+
+        Raises:
+            ResourceError: It can't be opened, or not be read within the block.
+        """
+        with storage_errors(self.uri, remote=not self.is_local):
+            if self.is_local:
+                with Path(self.path).open("rb", buffering=_BUFFER_BYTES) as stream:
+                    yield stream
+                return
+            with self.fs.open(self.path, "rb", block_size=_BLOCK_BYTES) as remote:
+                yield io.BufferedReader(remote, _BUFFER_BYTES)
+
     def read_if_exists(self) -> bytes | None:
         """The content of the file, or None if there is none."""
         with storage_errors(self.uri, remote=not self.is_local):
@@ -237,9 +254,9 @@ class Location:
         """The sha256 of the file's content, as hex; a remote file is read for it."""
         if self.is_local:
             return hash_file(Path(self.path))
-        with storage_errors(self.uri, remote=True), self.fs.open(self.path, "rb") as stream:
+        with self.open() as stream:
             digest = hashlib.sha256()
-            while chunk := stream.read(_CHUNK_BYTES):
+            while chunk := stream.read(_BLOCK_BYTES):
                 digest.update(chunk)
             return digest.hexdigest()
 

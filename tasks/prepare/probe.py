@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.artifacts import Artifact
-from tasks.errors import storage_errors
 from tasks.prepare.shards import ShardRow
 from tasks.prepare.splits import Unit, cut_units
 from tasks.prepare.stage import PrepareSpec
@@ -64,20 +63,19 @@ class _ShardStart:
 def _shard_start(artifact: Artifact, unit: Unit) -> _ShardStart | None:
     """The beginning of a unit's shard; None if the file isn't a shard any more."""
     where = artifact.location.join(artifact.manifest.files[f"shards/{unit.name}.arrow"].path)
-    filesystem, path = where.arrow()
-    with storage_errors(where.uri, remote=not where.is_local):
+    # Opened in place: a remote shard isn't fetched whole.
+    with where.open() as stream:
         try:
-            # Opened in place: of a remote shard, only its end and one batch are fetched.
-            with filesystem.open_input_file(path) as stream, pa.ipc.open_file(stream) as reader:
-                if reader.num_record_batches == 0:
-                    return _ShardStart([], _ROWS_OF_UNIT)
-                batch = reader.get_batch(0).select(_COMPARED).slice(0, _ROWS_OF_UNIT)
-                rows = [tuple(row.values()) for row in batch.to_pylist()]
-                # In a shard of one batch, a row too many now would be a difference as well.
-                only = reader.num_record_batches == 1
-                return _ShardStart(rows, _ROWS_OF_UNIT if only else len(rows))
+            reader = pa.ipc.open_file(stream)
+            if reader.num_record_batches == 0:
+                return _ShardStart([], _ROWS_OF_UNIT)
+            batch = reader.get_batch(0).select(_COMPARED).slice(0, _ROWS_OF_UNIT)
         except pa.ArrowInvalid:
             return None
+        rows = [tuple(row.values()) for row in batch.to_pylist()]
+        # In a shard of one batch, a row too many now would be a difference as well.
+        only = reader.num_record_batches == 1
+        return _ShardStart(rows, _ROWS_OF_UNIT if only else len(rows))
 
 
 def _comparable(row: ShardRow) -> tuple[Any, ...]:

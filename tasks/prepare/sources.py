@@ -27,7 +27,6 @@ from tasks.storage import Location
 
 _ROW_FILES = (".jsonl", ".json")
 _OTHER_FORMATS = (".gz", ".zst", ".bz2", ".xz", ".zip", ".parquet", ".arrow", ".csv", ".tsv")
-_BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -93,14 +92,8 @@ def open_source(file: SourceFile, source: SourceConfig) -> Generator[BinaryIO]:
     if source.generate is not None:
         yield io.BytesIO(generated_bytes(source.generate))
         return
-    location = Location(file.uri, file.options)
-    with storage_errors(file.uri, remote=not location.is_local):
-        if location.is_local:
-            with Path(location.path).open("rb", buffering=_BUFFER_BYTES) as stream:
-                yield stream
-            return
-        with location.fs.open(location.path, "rb") as remote:
-            yield io.BufferedReader(remote, _BUFFER_BYTES)
+    with Location(file.uri, file.options).open() as stream:
+        yield stream
 
 
 def generated_bytes(generate: GenerateConfig) -> bytes:

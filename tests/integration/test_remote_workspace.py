@@ -143,6 +143,13 @@ def test_plan_without_the_variable_names_it(remote: Remote) -> None:
     assert "S3_SECRET" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_missing_source_names_the_nearest_object(remote: Remote) -> None:
+    sources = 'data.sources=[{"path": "s3://bucket/row.jsonl"}]'
+    done = remote.sandbox.call("plan", str(remote.sandbox.config), sources)
+    assert done.returncode == 3
+    assert "did you mean s3://bucket/rows.jsonl?" in done.stderr
+
+
 def test_secret_is_written_nowhere(remote: Remote) -> None:
     secret = SECRET.encode()
     keys = [key for key, body in remote.server.snapshot().items() if secret in body + key.encode()]

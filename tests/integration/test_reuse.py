@@ -92,7 +92,7 @@ def test_plan_says_what_differs_without_heavy_imports(
 def test_data_of_other_versions_is_probed_without_heavy_imports(
     finished: tuple[Sandbox, dict[str, Any]],
 ) -> None:
-    sandbox, first = finished
+    sandbox, _ = finished
     manifest = next(sandbox.workspace.glob("prepare/*/manifest.json"))
     original = manifest.read_bytes()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.prepare.reading import Row
@@ -50,6 +50,7 @@ def row_lists(draw: st.DrawFn) -> list[Row]:
     ]
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_every_sequence_of_a_step_is_fed_once(data: st.DataObject) -> None:
     batch = data.draw(st.integers(1, 70))
@@ -78,6 +79,7 @@ def test_work_is_spread_evenly() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(layout=layouts, first=st.integers(0, 6))
 def test_sampler_resumes_at_its_step(layout: StepLayout, first: int) -> None:
     def sampler(first_step: int) -> StepSampler:
@@ -133,6 +135,7 @@ def test_dummy_counts_nothing_and_reaches_every_weight(make: object) -> None:
     assert not logits.grad.any()
 
 
+@settings(deadline=None)
 @given(rows=row_lists())
 def test_loss_is_the_sum_over_trained_tokens(rows: list[Row]) -> None:
     batch = padded_batch(rows, pad_token_id=1)

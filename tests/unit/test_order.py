@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.train.order import epoch_key, permute, rows_of_step, steps_per_epoch, total_steps
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 700), key=st.integers(-(2**70), 2**70))
 def test_permute_is_a_bijection(n: int, key: int) -> None:
     assert sorted(permute(i, n, key) for i in range(n)) == list(range(n))
 
 
+@settings(deadline=None)
 @given(n=st.integers(2**20, 2**62), index=st.integers(0, 2**20 - 1), key=st.integers(0, 2**64 - 1))
 def test_permute_stays_inside_large_domains(n: int, index: int, key: int) -> None:
     assert 0 <= permute(index, n, key) < n
@@ -45,6 +47,7 @@ def test_keys_shuffle_differently_and_evenly() -> None:
         assert n / 4 < mean_shift < n / 2.4
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(1, 200),
     batch=st.integers(1, 50),
