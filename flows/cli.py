@@ -15,7 +15,6 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from configs.errors import ModelmillError
@@ -30,6 +29,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+STOPPED = {"KeyboardInterrupt": 130, "TerminationSignal": 143}
+"""Exit codes after Ctrl-C and SIGTERM; the second class is Prefect's, known here by name only."""
 
 ConfigArgument = Annotated[str, typer.Argument(help="Config file, or the name of a preset.")]
 Overrides = Annotated[
@@ -69,12 +71,12 @@ def _run(
     with terminal.StageProgress() as progress:
         experiment = load(config, overrides)
         asked = Run(experiment, until=find_stage(until), progress=progress, verify=verify)
-        if not os.environ.get("PREFECT_API_URL") and (result := asked.reused()):
+        if result := asked.at_once():
             return result
         _settle_logs(debug)
-        from flows.finetune import finetune
+        from flows.finetune import execute
 
-        return finetune(experiment, until=asked.until, progress=progress, verify=verify)
+        return execute(asked)
 
 
 @app.command()
@@ -155,7 +157,7 @@ def _model_folder(model: str, workspace: str) -> Path:
     if "://" in model:
         return local_base(resolve_base(ModelConfig(base=model)))
     place = Location(workspace)
-    record = find_run(place, model)
+    record = find_run(place, model, having="export")
     exported = record.stages.get("export")
     found = ArtifactStore(place).lookup("export", exported.fingerprint) if exported else None
     if found is None:
@@ -213,6 +215,13 @@ def _answering(*, as_json: bool, debug: bool) -> Generator[dict[str, Any]]:
             code = 1
             _failed(answer, {"code": "internal_error", "where": "", "rule": repr(bug), "hint": ""})
             traceback.print_exc()
+        except BaseException as signalled:
+            code = STOPPED.get(type(signalled).__name__, 0)
+            if not code:
+                raise
+            hint = "the same command goes on from here"
+            _failed(answer, {"code": "stopped", "where": "", "rule": "stopped", "hint": hint})
+            terminal.show_stopped()
         if as_json:
             os.write(out, json.dumps(answer, indent=2).encode() + b"\n")
     if code:
@@ -254,24 +263,7 @@ def _settle_logs(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `modelmill`."""
-    code = 0
-    try:
-        outcome = app(args=arguments, standalone_mode=False)
-        code = outcome if isinstance(outcome, int) else 0
-    except click.exceptions.Exit as stopped:
-        code = stopped.exit_code
-    except click.ClickException as wrong:
-        wrong.show()
-        code = 2
-    except (KeyboardInterrupt, click.Abort):
-        terminal.show_stopped()
-        code = 130
-    except BaseException as signalled:
-        if type(signalled).__name__ != "TerminationSignal":  # Prefect's, after SIGTERM
-            raise
-        terminal.show_stopped()
-        code = 143
-    sys.exit(code)
+    app(args=arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ adds retries, states and pages to look at; the truth about completion is in the 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -133,12 +132,15 @@ def finetune(
     """
     experiment = with_objects(load(config, overrides), model=model, tokenizer=tokenizer)
     run = Run(experiment, until=until, progress=progress or NoProgress(), verify=verify)
-    if not os.environ.get("PREFECT_API_URL") and (reused := run.reused()):
-        return reused
+    return run.at_once() or execute(run)
+
+
+def execute(run: Run) -> RunResult:
+    """Takes a run through Prefect: the server at PREFECT_API_URL, or a temporary API."""
     in_hand = _RUN_IN_HAND.set(run)
     try:
         start_temporary_api(run)
-        return pipeline(plain_value(experiment), until=until)
+        return pipeline(plain_value(run.experiment), until=run.until)
     except ModelmillError as error:
         return run.result("failed", error)
     finally:

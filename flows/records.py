@@ -91,8 +91,13 @@ def list_runs(workspace: Location) -> list[RunRecord]:
     return records
 
 
-def find_run(workspace: Location, run_id: str) -> RunRecord:
+def find_run(workspace: Location, run_id: str, *, having: str | None = None) -> RunRecord:
     """The run of that id, of a unique beginning of it, or the newest run of that experiment name.
+
+    Args:
+        workspace: Where to look.
+        run_id: Id, beginning of an id, or name.
+        having: Of several runs of that name, prefer those that have this stage.
 
     Raises:
         ConfigError: There is none, or several begin so.
@@ -103,7 +108,7 @@ def find_run(workspace: Location, run_id: str) -> RunRecord:
     if len(begins) == 1:
         return begins[0]
     if named:
-        return named[0]
+        return next((record for record in named if having in record.stages), named[0])
     known = [record.run_id for record in records] + [record.name for record in records]
     near = difflib.get_close_matches(run_id, known, n=1, cutoff=0.5)
     raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import posixpath
 import threading
 import time
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from configs.document import plain_value
-from configs.errors import ConfigError, ModelmillError
+from configs.errors import ConfigError, ModelmillError, ResourceError
 from configs.experiment import Experiment
+from flows.notes import left_behind, notes_folder
 from flows.records import RunRecord, StageRecord, new_run_id
 from tasks.artifacts import Artifact, ArtifactStore
 from tasks.base_model import resolve_base
@@ -149,6 +151,7 @@ class Run:
         self.workspace = Location(
             self.experiment.workspace, self.experiment.compute.storage_options
         )
+        self.notes = notes_folder(self.workspace, self.experiment.name)
         self.store = ArtifactStore(self.workspace, verify_hashes=self.verify)
         self.nodes = dag(self.experiment)
         self.outcomes: dict[str, Outcome] = {}
@@ -175,6 +178,16 @@ class Run:
             inputs = {need: found[need].fingerprint for need in node.needs}
             found[name] = expect(node.stage, node.spec, inputs, self.store)
         return found
+
+    def at_once(self) -> RunResult | None:
+        """The result, if it can be given without Prefect: everything is there already.
+
+        None also where a server is named, since whoever looks there wants to see the run, and where
+        a killed run left something behind that only Prefect can clean up.
+        """
+        if os.environ.get("PREFECT_API_URL") or left_behind(self.notes):
+            return None
+        return self.reused()
 
     def reused(self) -> RunResult | None:
         """The result, if every wanted artifact is there already and true; otherwise None."""
@@ -207,8 +220,8 @@ class Run:
         return outcome
 
     def record(self, status: str, error: ModelmillError | None = None) -> None:
-        """Writes the record of the run as it stands."""
-        RunRecord(
+        """Writes the record of the run as it stands; a failure to do so is only a warning."""
+        record = RunRecord(
             run_id=self.run_id,
             name=self.experiment.name,
             status=status,
@@ -219,7 +232,11 @@ class Run:
             config=plain_value(self.experiment),
             stages={name: StageRecord.of(outcome) for name, outcome in self.outcomes.items()},
             error=error.as_dict() if error else None,
-        ).save(self.workspace)
+        )
+        try:
+            record.save(self.workspace)
+        except ResourceError as failure:
+            self._context.log.warning("the record of the run isn't written: %s", failure)
 
     def finish(
         self, status: Literal["completed", "failed"], error: ModelmillError | None = None

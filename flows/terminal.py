@@ -115,6 +115,10 @@ def _summary_lines(result: RunResult) -> list[tuple[str, str]]:
         if after["exact_match"] is not None:
             change = f"{before['exact_match']:.1%} → {after['exact_match']:.1%}"
             lines.append(("exact match", change))
+    if "prepare" in result.stages:
+        prepared = result.stages["prepare"].artifact
+        report = prepared.location.join(prepared.manifest.files["report.md"].path)
+        lines.append(("data report", report.uri))
     lines.append(("run", result.run_id))
     if "export" in result.stages:
         default = result.workspace == Location("runs").uri

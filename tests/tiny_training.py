@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, ArtifactStore, Manifest
+from tasks.base_model import resolve_base
 from tasks.prepare.plan import PLAN, SHARDS
 from tasks.prepare.shards import SHARD
 from tasks.stage import Context, NoProgress, Outcome, Progress, materialise
@@ -174,7 +175,7 @@ def train(config: Experiment, prepared: Artifact, progress: Progress | None = No
     """Materialises the train stage."""
     return materialise(
         TrainStage(),
-        train_spec(config),
+        train_spec(config, resolve_base(config.model)),
         {"prepare": prepared},
         ArtifactStore(Location(config.workspace, config.compute.storage_options)),
         context(config, progress),

@@ -144,9 +144,17 @@ def check(proof: Proof, *, dtype: str, require_stop: bool) -> None:
         require_stop: Also refuse a model none of whose answers ended.
 
     Raises:
-        ModelmillError: Other logits (`export_differs`), other token ids (`tokenizer_differs`), or
-            no answer that ended by itself (`never_stops`).
+        ModelmillError: No row was compared (`nothing_proven`), other logits (`export_differs`),
+            other token ids (`tokenizer_differs`), or no answer that ended by itself
+            (`never_stops`).
     """
+    if proof.rows == 0:
+        raise ModelmillError(
+            "there is no held-out row to compare the exported model on",
+            where="data.sources",
+            hint="give a source split: auto, or add one with split: held_out",
+            code="nothing_proven",
+        )
     allowed = TOLERANCES[dtype] * max(1.0, proof.max_abs_logit)
     # Written so that NaN fails.
     if not proof.max_abs_logit_difference <= allowed:

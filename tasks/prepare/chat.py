@@ -26,7 +26,7 @@ from tasks.prepare.marks import (
     UnequalTextError,
     opaque_strings,
 )
-from tasks.prepare.sandbox import TemplateNeedsDate
+from tasks.prepare.template_sandbox import TemplateNeedsDate
 from tasks.prepare.template import (
     ChatTemplate,
     Message,

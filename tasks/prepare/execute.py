@@ -173,6 +173,16 @@ class Preparation:
                 hint=_why_dropped(reading) or "give more rows",
                 code="no_training_rows",
             )
+        if totals.rows["held_out"] == 0:
+            reasons = _why_dropped(reading)
+            raise DataError(
+                "no row is left to evaluate on and to prove the export with: "
+                f"none of {totals.rows['train']:,} is held out",
+                where="data.sources",
+                hint="give a source split: auto, or add one with split: held_out"
+                + (f" ({reasons})" if reasons else ""),
+                code="no_held_out_rows",
+            )
         for path in sorted(folder.iterdir()):
             self._output.upload(f"plan/{path.name}", path)
         for result in results:

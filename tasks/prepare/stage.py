@@ -16,7 +16,7 @@ from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks.artifacts import Artifact, OpenArtifact
-from tasks.base_model import BaseModel, chat_template_text, resolve_base, tokenizer_identity
+from tasks.base_model import BaseModel, chat_template_text, tokenizer_identity
 from tasks.fingerprint import canonical_json
 from tasks.prepare.chat import shipped_template
 from tasks.prepare.sources import SourceFile, resolve_sources
@@ -84,16 +84,15 @@ class PrepareResult:
     template_sha256: str | None
 
 
-def prepare_spec(experiment: Experiment, base: BaseModel | None = None) -> PrepareSpec:
+def prepare_spec(experiment: Experiment, base: BaseModel) -> PrepareSpec:
     """Finds and hashes what prepare reads.
 
     Raises:
-        ConfigError: The base model, tokenizer or chat template isn't one.
+        ConfigError: The tokenizer or chat template isn't one.
         DataError: A source isn't there, is empty, or isn't JSONL.
         ResourceError: A store or file can't be reached.
     """
     options = experiment.compute.storage_options
-    base = base or resolve_base(experiment.model, options)
     tokenizer = tokenizer_identity(experiment.model, base, options)
     if experiment.model.tokenizer.train is not None:
         template = trained_template(experiment.model)

@@ -17,7 +17,7 @@ from typing import Any
 from configs.errors import ConfigError, ModelmillError
 from tasks.prepare.marks import REASONING_KEYS
 from tasks.prepare.prompts import prompt_is_constant
-from tasks.prepare.sandbox import compile_template
+from tasks.prepare.template_sandbox import compile_template
 
 Message = Mapping[str, Any]
 _SHIPPED = Path(__file__).parent / "templates"

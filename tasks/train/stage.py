@@ -16,7 +16,8 @@ from typing import Any
 from configs.errors import DataError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, OpenArtifact
-from tasks.base_model import BaseModel, resolve_base
+from tasks.base_model import BaseModel
+from tasks.remote import threads_of
 from tasks.stage import Context, Stage
 from tasks.train import checkpoints
 from tasks.train.checkpoints import Checkpoint
@@ -58,13 +59,8 @@ class TrainResult:
     start: dict[str, str]
 
 
-def train_spec(experiment: Experiment, base: BaseModel | None = None) -> TrainSpec:
-    """The stage's part of an experiment, with the base resolved; light.
-
-    Raises:
-        ConfigError: `model.base` isn't a model.
-    """
-    base = base or resolve_base(experiment.model, experiment.compute.storage_options)
+def train_spec(experiment: Experiment, base: BaseModel) -> TrainSpec:
+    """The stage's spec."""
     return TrainSpec(experiment, base)
 
 
@@ -148,8 +144,7 @@ def _launch(
         output=output,
         num_steps=num_steps,
         use_gpu=use_gpu,
-        threads=compute.threads_per_worker
-        or max(1, int(compute.resources_per_worker.get("CPU", 1))),
+        threads=threads_of(compute),
         monitor=start_monitor(),
     )
     launch(job, context)

@@ -23,6 +23,7 @@ from configs.errors import ConfigError, DataError, ModelmillError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, ArtifactStore
 from tasks.cluster import Cluster
+from tasks.prepare.plan import Side
 from tasks.prepare.reading import PreparedSide
 from tasks.prepare.stage import PrepareStage, prepare_spec
 from tasks.stage import Context, Outcome, expect, materialise
@@ -122,10 +123,12 @@ def report(artifact: Artifact) -> dict[str, Any]:
     return json.loads(artifact.read_bytes("report.json"))
 
 
-def read_all(artifact: Artifact) -> dict[int, tuple[str, np.ndarray, np.ndarray]]:
+def read_all(
+    artifact: Artifact, sides: tuple[Side, ...] = ("train", "held_out")
+) -> dict[int, tuple[str, np.ndarray, np.ndarray]]:
     """Side, ids and mask of each row, by line."""
     found: dict[int, tuple[str, np.ndarray, np.ndarray]] = {}
-    for side in ("train", "held_out"):
+    for side in sides:
         prepared = PreparedSide(artifact, side)
         for number in range(len(prepared)):
             sequence = prepared.sequence(number)
@@ -392,8 +395,11 @@ def test_overlong_rows(tmp_path: Path, cluster: Cluster, overlong: str) -> None:
     content = [*rows(10), turn("short", long), turn(long, "short")]
     path = write_rows(tmp_path / "rows.jsonl", content)
     source = {"path": str(path), "split": "train"}
-    made = prepare(experiment(tmp_path, source, overlong=overlong, max_length=128), cluster)
-    read = read_all(made.artifact)
+    apart = write_rows(tmp_path / "held-out.jsonl", [turn("held", "out")])
+    held_out = {"path": str(apart), "split": "held_out"}
+    config = experiment(tmp_path, source, held_out, overlong=overlong, max_length=128)
+    made = prepare(config, cluster)
+    read = read_all(made.artifact, ("train",))
     if overlong == "drop":
         assert made.result["dropped"] == {"overlong": 2}
         assert sorted(read) == list(range(1, 11))
@@ -406,6 +412,16 @@ def test_overlong_rows(tmp_path: Path, cluster: Cluster, overlong: str) -> None:
     assert report(made.artifact)["lengths"]["max"] > 128
     assert made.result["train_tokens"] == sum(len(ids) for _, ids, _ in read.values())
     assert made.result["trained_tokens"] == sum(int(mask.sum()) for _, _, mask in read.values())
+
+
+def test_no_held_out_row_is_an_error(tmp_path: Path, cluster: Cluster) -> None:
+    """An export would be called proven though nothing was compared."""
+    path = write_rows(tmp_path / "rows.jsonl", rows(10))
+    with pytest.raises(DataError) as caught:
+        prepare(experiment(tmp_path, {"path": str(path), "split": "train"}), cluster)
+    error = caught.value
+    assert (error.exit_code, error.code, error.where) == (3, "no_held_out_rows", "data.sources")
+    assert "split: auto" in error.hint and "split: held_out" in error.hint
 
 
 def test_report_tells_what_was_read(tmp_path: Path, cluster: Cluster) -> None:

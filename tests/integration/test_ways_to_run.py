@@ -1,0 +1,154 @@
+"""The same pipeline from the shell, as a script, from Python; what a person sees; how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+from sandbox import Sandbox, training_workers, wait_for
+
+CALL_WITH_OBJECTS = """
+import json, sys
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from flows.finetune import finetune
+
+config, folder = sys.argv[1:]
+objects = {
+    "model": AutoModelForCausalLM.from_pretrained(folder),
+    "tokenizer": AutoTokenizer.from_pretrained(folder),
+}
+for _ in range(2):
+    result = finetune(config, ["train.max_steps=2"], until="train", **objects)
+    result.raise_for_error()
+    print(json.dumps(
+        {name: stage.action for name, stage in result.stages.items()}
+        | {"files": sorted(p.name for p in result.checkpoint.local_dir("model").iterdir())}
+        | {"start": result.metrics["train"]["start"]["source"], "path": result.path}
+    ))
+"""
+
+CALL_THAT_FAILS = """
+import json, sys
+from flows.finetune import finetune
+
+result = finetune(sys.argv[1], ["compute.num_workers=64", "train.seed=9"])
+print(json.dumps({"status": result.status, "code": result.error.code, "path": result.path}))
+"""
+
+
+def python(sandbox: Sandbox, *arguments: str) -> list[dict[str, Any]]:
+    """Runs Python code in the sandbox; gives the JSON lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=sandbox.folder,
+        env=sandbox.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_summary_for_a_person(finished: tuple[Sandbox, dict[str, Any]]) -> None:
+    sandbox, _ = finished
+    done = sandbox.call("run", str(sandbox.config))
+    assert done.returncode == 0, done.stderr
+    shown = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert shown["rows"] == "in       300"
+    assert shown["dropped"] == "none"
+    assert "→" in shown["loss"]
+    assert "→" in shown["exact"]
+    assert shown["ask"].startswith("it        modelmill predict ")
+    assert str(sandbox.workspace) in shown["ask"]
+    assert "seconds" not in shown
+
+
+def test_flow_as_a_script_does_the_same(finished: tuple[Sandbox, dict[str, Any]]) -> None:
+    sandbox, first = finished
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.finetune", str(sandbox.config), "--json"],
+        cwd=sandbox.folder,
+        env=sandbox.environment(),
+        capture_output=True,
+        text=True,
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert {stage["action"] for stage in answer["stages"].values()} == {"reused"}
+    assert set(answer["stages"]) == set(first["stages"])
+
+
+def test_model_and_tokenizer_objects_are_identified_by_their_content(
+    finished: tuple[Sandbox, dict[str, Any]],
+) -> None:
+    sandbox, _ = finished
+    folder = next(sandbox.workspace.glob("export/*/attempts/*/model"))
+    first, second = python(sandbox, "-c", CALL_WITH_OBJECTS, str(sandbox.config), str(folder))
+    assert (first["prepare"], first["train"]) == ("computed", "computed")
+    assert (second["prepare"], second["train"]) == ("reused", "reused")
+    assert first["start"] == "base"
+    assert "model.safetensors" in first["files"]
+    assert second["path"] == first["path"]
+
+
+def test_failed_stage_comes_back_as_the_results_error(
+    finished: tuple[Sandbox, dict[str, Any]],
+) -> None:
+    sandbox, _ = finished
+    (result,) = python(sandbox, "-c", CALL_THAT_FAILS, str(sandbox.config))
+    assert result == {"status": "failed", "code": "too_few_resources", "path": None}
+
+
+def test_flow_run_is_made_where_a_server_is_named(
+    finished: tuple[Sandbox, dict[str, Any]], prefect_api: str
+) -> None:
+    import httpx
+
+    def runs() -> int:
+        answer = httpx.post(f"{prefect_api}/flow_runs/count", json={}, timeout=30)
+        return int(answer.json())
+
+    sandbox, _ = finished
+    before = runs()
+    result = sandbox.run(env={"PREFECT_API_URL": prefect_api})
+    assert {stage["action"] for stage in result["stages"].values()} == {"reused"}
+    assert runs() == before + 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("frobnicate",), ("run",), ("run", "x.yaml", "--nope")], ids=" ".join
+)
+def test_wrong_usage_is_exit_2_without_a_traceback(
+    arguments: tuple[str, ...], sandbox: Sandbox
+) -> None:
+    done = sandbox.call(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "Usage" in done.stderr
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_in_training_leaves_no_worker(
+    sent: signal.Signals, code: int, sandbox: Sandbox, own_processes: list[Any]
+) -> None:
+    driver = sandbox.start("train.max_steps=100000", "--json")
+    own_processes.append(driver)
+    pattern = "train/*/attempts/*/checkpoints/*/complete.json"
+    wait_for(lambda: list(sandbox.workspace.glob(pattern)), what="a checkpoint")
+    workers = training_workers(driver.pid)
+    assert workers
+    os.kill(driver.pid, sent)
+    assert driver.wait(timeout=120) == code
+    assert not psutil.wait_procs(workers, timeout=0)[1]
+    log = (sandbox.folder / "driver.log").read_text()
+    assert "Traceback" not in log
+    assert '"code": "stopped"' in log
+    record = json.loads(next(sandbox.workspace.glob("runs/*.json")).read_text())
+    assert record["status"] == "stopped"
