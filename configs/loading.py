@@ -167,7 +167,8 @@ def _ordered(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def _find(path: str | Path) -> Path:
-    file = Path(path).expanduser()
+    # Unlike Path.expanduser, this leaves the name of a user that isn't there as it is.
+    file = Path(os.path.expanduser(path))  # noqa: PTH111
     if file.is_file():
         return file
     preset = PRESETS / f"{path}.yaml"

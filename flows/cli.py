@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -30,8 +32,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-STOPPED = {"KeyboardInterrupt": 130, "TerminationSignal": 143}
-"""Exit codes after Ctrl-C and SIGTERM; the second class is Prefect's, known here by name only."""
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception that unwinds as Ctrl-C does."""
+
 
 ConfigArgument = Annotated[str, typer.Argument(help="Config file, or the name of a preset.")]
 Overrides = Annotated[
@@ -215,10 +219,8 @@ def _answering(*, as_json: bool, debug: bool) -> Generator[dict[str, Any]]:
             code = 1
             _failed(answer, {"code": "internal_error", "where": "", "rule": repr(bug), "hint": ""})
             traceback.print_exc()
-        except BaseException as signalled:
-            code = STOPPED.get(type(signalled).__name__, 0)
-            if not code:
-                raise
+        except KeyboardInterrupt as stopped:
+            code = 143 if isinstance(stopped, Terminated) else 130
             hint = "the same command goes on from here"
             _failed(answer, {"code": "stopped", "where": "", "rule": "stopped", "hint": hint})
             terminal.show_stopped()
@@ -263,7 +265,13 @@ def _settle_logs(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `modelmill`."""
+    signal.signal(signal.SIGTERM, _terminate)
     app(args=arguments)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """During a flow Prefect has a handler of its own, and calls this one when it has cleaned up."""
+    raise Terminated
 
 
 if __name__ == "__main__":

@@ -119,21 +119,32 @@ def _num_parameters(run: Run, expected: Mapping[StageName, Expectation]) -> int 
 
 
 def _base_parameters(base: BaseModel) -> int | None:
-    """Counted from the headers of weight files that are on this machine."""
+    """Counted from the headers of weight files that are on this machine; None: they are broken."""
     if base.kind not in ("folder", "gguf") or "://" in base.location:
         return None
     path = local_base(base)
-    if base.kind == "gguf":
-        from gguf import GGUFReader
+    try:
+        if base.kind == "gguf":
+            from gguf import GGUFReader
 
-        return sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
-    return sum(_safetensors_elements(file) for file in path.glob("*.safetensors"))
+            return sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+        return sum(_safetensors_elements(file) for file in path.glob("*.safetensors"))
+    except Exception:
+        # Only an estimate: what is wrong with the files is told when they are loaded.
+        return None
 
 
 def _safetensors_elements(path: Path) -> int:
-    """Elements in a safetensors file, from its header (an 8-byte length, then JSON)."""
+    """Elements in a safetensors file, from its header (an 8-byte length, then JSON).
+
+    Raises:
+        ValueError: The header is cut short.
+    """
     with path.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        length = int.from_bytes(stream.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError(f"a header of {length} bytes in a shorter file")
+        header = json.loads(stream.read(length))
     count = 0
     for name, tensor in header.items():
         if name != "__metadata__":
@@ -145,7 +156,7 @@ def _safetensors_elements(path: Path) -> int:
 
 
 def _scratch_parameters(experiment: Experiment) -> int | None:
-    """Of a Llama-shaped decoder; None for other architectures, whose shapes vary too much."""
+    """Of a Llama-shaped decoder; None for others, whose shapes vary too much, and for nonsense."""
     scratch = experiment.model.scratch
     if scratch is None or scratch.model_type not in ("llama", "mistral", "qwen3"):
         return None
@@ -153,16 +164,24 @@ def _scratch_parameters(experiment: Experiment) -> int | None:
     trained = experiment.model.tokenizer.train
     vocab = fixed.get("vocab_size") or (trained.vocab_size if trained else None)
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    shape = [fixed.get(name) for name in names]
-    if not all(isinstance(value, int) for value in (vocab, *shape)):
+    shape = [_size(value) for value in (vocab, *(fixed.get(name) for name in names))]
+    sizes = [size for size in shape if size is not None]
+    if len(sizes) < len(shape):
         return None
-    hidden, inner, layers, heads = (int(str(value)) for value in shape)
-    head_dim = int(str(fixed.get("head_dim") or hidden // heads))
-    kv_heads = int(str(fixed.get("num_key_value_heads") or heads))
+    vocab, hidden, inner, layers, heads = sizes
+    head_dim = _size(fixed.get("head_dim") or hidden // heads)
+    kv_heads = _size(fixed.get("num_key_value_heads") or heads)
+    if head_dim is None or kv_heads is None:
+        return None
     attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
     layer = attention + 3 * hidden * inner + 2 * hidden
-    embeddings = int(str(vocab)) * hidden * (1 if fixed.get("tie_word_embeddings") else 2)
+    embeddings = vocab * hidden * (1 if fixed.get("tie_word_embeddings") else 2)
     return embeddings + layers * layer + hidden
+
+
+def _size(value: object) -> int | None:
+    """A whole number from 1 on; None: it is anything else."""
+    return value if type(value) is int and value > 0 else None
 
 
 def _worker_bytes(

@@ -11,13 +11,14 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from configs.errors import ConfigError
 from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks import hub
+from tasks.errors import first_line, storage_errors
 from tasks.origin import (
     WEIGHT_FILES,
     BaseModel,
@@ -26,13 +27,13 @@ from tasks.origin import (
     model_files,
     nearest_path,
 )
+from tasks.prepare.template import shipped_template, shipped_templates
 from tasks.storage import Location, cache_folder, hash_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
-    "CHATML",
     "BaseModel",
     "build_model",
     "chat_template_text",
@@ -41,13 +42,6 @@ __all__ = [
     "resolve_base",
     "tokenizer_identity",
 ]
-
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 
 _TOKENIZER = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
@@ -107,22 +101,38 @@ def chat_template_text(model: ModelConfig) -> str | None:
     """The template that `model.tokenizer.chat_template` names; None: the tokenizer's own counts.
 
     Raises:
-        ConfigError: It is neither `chatml` nor a readable file.
+        ConfigError: It is neither a shipped template nor a file with UTF-8 text.
+        ResourceError: The file can't be read.
     """
     name = model.tokenizer.chat_template
     if name is None:
         return None
-    if name == "chatml":
-        return CHATML
-    path = Path(name).expanduser()
-    if not path.is_file():
+    if name in shipped_templates():
+        return shipped_template(name)
+    path, where = Path(name), "model.tokenizer.chat_template"
+    with storage_errors(name):
+        if not path.is_file():
+            is_folder = path.is_dir()
+            inside = min(path.glob("*.jinja"), default=None)
+            near = f"did you mean {inside}?" if inside else ""
+            raise ConfigError(
+                f"{name} is a folder" if is_folder else f"there is no template file {name}",
+                where=where,
+                hint=near
+                or (not is_folder and nearest_path(path))
+                or f"give the path of a .jinja file, or {', '.join(shipped_templates())}",
+                code="template_not_found",
+            )
+        data = path.read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise ConfigError(
-            f"there is no template file {name}",
-            where="model.tokenizer.chat_template",
-            hint=nearest_path(path) or "give the path of a .jinja file, or chatml",
-            code="template_not_found",
-        )
-    return path.read_text(encoding="utf-8")
+            f"byte {error.start} of {name} isn't UTF-8",
+            where=where,
+            hint="save the template as UTF-8",
+            code="template_encoding",
+        ) from error
 
 
 def local_base(base: BaseModel) -> Path:
@@ -164,7 +174,8 @@ def load_tokenizer_files(
     generation_config.json (if tokenizer's origin or base has one).
 
     Raises:
-        ConfigError: There is no tokenizer there, or only one without a tokenizer.json form.
+        ConfigError: There is no tokenizer there, or only one without a tokenizer.json form, or a
+            generation config is broken.
     """
     from transformers import AutoTokenizer
 
@@ -179,8 +190,9 @@ def load_tokenizer_files(
             trust_remote_code=model.trust_remote_code,
             **arguments,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise _no_tokenizer(origin, str(error).splitlines()[0]) from error
+    except Exception as error:
+        # `tokenizers` raises bare exceptions, and the files come from outside: they are at fault.
+        raise _no_tokenizer(origin, first_line(error)) from error
     if not tokenizer.is_fast:
         raise _no_tokenizer(origin, "it has no tokenizer.json form")
     template = chat_template_text(model)
@@ -257,8 +269,26 @@ def _save_generation_config(origins: list[BaseModel], into: Path) -> None:
             drop_json_keys(into / _GENERATION, "_from_model_config")
             return
         if (source / _GENERATION).is_file():
+            _check_generation_config(source / _GENERATION)
             shutil.copyfile(source / _GENERATION, into / _GENERATION)
             return
+
+
+def _check_generation_config(path: Path) -> None:
+    """Refuses what couldn't be read later: a broken file, or ids of EOS that aren't ids."""
+    try:
+        content = json.loads(path.read_bytes())
+        given = content.get("eos_token_id")
+        ids = cast("list[Any]", given if isinstance(given, list) else [given or 0])
+        if any(type(one) is not int or one < 0 for one in ids):
+            raise ValueError(f"eos_token_id is {given!r}, not an id or a list of ids")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} isn't a generation config: {first_line(error)}",
+            where="model.base",
+            hint="mend or remove the file",
+            code="bad_generation_config",
+        ) from error
 
 
 def _is_small(name: str) -> bool:

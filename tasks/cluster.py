@@ -11,13 +11,16 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Generator
 from typing import Any
 
 from configs.compute import ComputeConfig
 from configs.errors import ResourceError
+from tasks.errors import ray_errors
 
+_ANSWER_SECONDS = 5.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
@@ -39,13 +42,15 @@ class Cluster:
         self._connected = False
 
     def connect(self) -> None:
-        """Starts Ray or attaches to the running cluster; the second call does nothing.
+        """Starts Ray or attaches to the running cluster; again only if the connection was lost.
 
         Raises:
             ResourceError: The cluster at `compute.address` doesn't answer, or Ray doesn't start.
         """
         if self._connected:
-            return
+            if _answers():
+                return
+            self.close()
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         import ray
@@ -77,12 +82,14 @@ class Cluster:
         }
 
     @property
+    @ray_errors()
     def num_cpus(self) -> int:
         """CPUs of the whole cluster; `connect()` first."""
         import ray
 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
+    @ray_errors()
     def use_gpu(self) -> bool:
         """Whether training runs on GPUs, with `compute.use_gpu: auto` decided."""
         if self._compute.use_gpu != "auto":
@@ -91,6 +98,7 @@ class Cluster:
 
         return ray.cluster_resources().get("GPU", 0) >= self._compute.num_workers
 
+    @ray_errors()
     def check_training(self) -> None:
         """Refuses a placement of the training workers that can never be met.
 
@@ -114,6 +122,35 @@ class Cluster:
         self._connected = False
         with _signal_handlers_kept():
             ray.shutdown()
+
+
+def _answers() -> bool:
+    """Whether the Ray that this process is connected to lives: its GCS and the node's raylet."""
+    import ray
+    from ray.exceptions import RayError
+
+    if not ray.is_initialized():
+        return False
+    own = ray.get_runtime_context()
+    # First without Ray, whose calls wait long for a GCS that is gone, and end the process then.
+    if not _listens(*own.gcs_address.rsplit(":", 1)):
+        return False
+    try:
+        nodes = [node for node in ray.nodes() if node["NodeID"] == own.get_node_id()]
+    except RayError:
+        return False
+    return any(
+        node["Alive"] and _listens(node["NodeManagerAddress"], node["NodeManagerPort"])
+        for node in nodes
+    )
+
+
+def _listens(host: str, port: str | int) -> bool:
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def check_before_start(compute: ComputeConfig) -> None:

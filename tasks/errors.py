@@ -1,4 +1,4 @@
-"""Failures of the operating system and of stores, as errors that say what to do."""
+"""Failures of the operating system, of stores and of Ray, as errors that say what to do."""
 
 from __future__ import annotations
 
@@ -35,6 +35,45 @@ def storage_errors(where: str, *, remote: bool = False) -> Generator[None]:
             hint="check address, credentials and network, then run the same command again",
             code="storage_failed",
         ) from error
+
+
+@contextlib.contextmanager
+def ray_errors() -> Generator[None]:
+    """Turn the loss of what Ray runs (a worker, a node, Ray itself) into a `ResourceError`.
+
+    What a worker's code raised isn't a loss and passes.
+
+    Raises:
+        ResourceError: Something was lost (`worker_lost`).
+    """
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        if not is_loss(error):
+            raise
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ResourceError(
+            f"a worker, a node or Ray itself was lost: {type(error).__name__}: {reason}",
+            where="compute.address",
+            hint="run the same command again: it goes on from what is finished",
+            code="worker_lost",
+        ) from error
+
+
+def is_loss(error: BaseException | None) -> bool:
+    """Whether Ray reports that something was lost, be it from within a task that used Ray."""
+    from ray.exceptions import RayError, RayTaskError
+
+    while isinstance(error, RayTaskError):
+        error = error.cause
+    return isinstance(error, RayError)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; where it has none, the error's kind."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def as_resource_error(error: OSError, where: str) -> ResourceError:

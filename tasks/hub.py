@@ -9,8 +9,13 @@ import re
 from pathlib import Path
 
 from configs.errors import ConfigError, ResourceError
+from tasks.errors import first_line
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_OFFLINE = (
+    "give what needs no hub: a local folder, a .gguf file as model.base, or with HF_HUB_OFFLINE=1 "
+    "a model that is in the hub's local cache"
+)
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
 
 
@@ -31,19 +36,29 @@ def resolve_commit(
             the hub can't be asked about what could as well be a local path.
         ResourceError: The hub can't be reached and the cache doesn't have it.
     """
-    if revision is not None and _COMMIT.fullmatch(revision):
-        return revision
-    import httpx
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import (
-        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of the HTTP package it is built on
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+    from huggingface_hub.utils import validate_repo_id
 
-    cached = _cached_commit(name, revision or "main")
     hint = nearest or "check the id, or give a local folder with config.json or a .gguf file"
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{name} is no local path, and no id that the hub could have",
+            where=where,
+            hint=hint,
+            code="not_a_model",
+        ) from error
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    cached = _cached_commit(name, revision or "main")
     if constants.HF_HUB_OFFLINE:
         if cached is not None:
             return cached
@@ -63,14 +78,14 @@ def resolve_commit(
             hint=hint,
             code="not_a_model",
         ) from error
-    except (OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except (OfflineModeIsEnabled, HTTPError, OSError) as error:
         if cached is not None:
             return cached
         failure = ConfigError if looks_local else ResourceError
         raise failure(
             f"{name} is no local path, and the hub can't be reached: {type(error).__name__}",
             where=where,
-            hint=hint,
+            hint=f"{nearest} or {_OFFLINE}" if nearest else _OFFLINE,
             code="not_a_model" if looks_local else "hub_unreachable",
         ) from error
     assert commit is not None
@@ -84,9 +99,12 @@ def download(name: str, commit: str) -> Path:
         ConfigError: There is no such repository or commit.
         ResourceError: The hub can't be reached.
     """
-    import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of the HTTP package it is built on
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, revision=commit, allow_patterns=_PATTERNS))
@@ -94,11 +112,12 @@ def download(name: str, commit: str) -> Path:
         raise ConfigError(
             f"the hub has no {name} at {commit}", where="model.base", code="not_a_model"
         ) from error
-    except (httpx.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise ResourceError(
-            f"{name} can't be fetched from the hub: {error}",
+            f"{name} can't be fetched from the hub: {first_line(error)}",
             where="model.base",
-            hint="check the network; what was fetched is kept and the same command goes on",
+            hint="check the network; what was fetched is kept and the same command goes on. "
+            f"Without a network {_OFFLINE}",
             code="hub_unreachable",
         ) from error
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from configs.model import ScratchConfig
+from tasks.errors import first_line
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
@@ -45,14 +46,10 @@ def loaded_model(
             trust_remote_code=trust_remote_code,
             **arguments,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # Each reader of such a file raises errors of its own kind; it comes from outside.
         _check_attention(error, attention)
-        raise ConfigError(
-            f"no causal language model can be loaded from {source}: {_first_line(error)}",
-            where="model.base",
-            hint="give a causal language model as safetensors or .gguf",
-            code="not_a_model",
-        ) from error
+        raise _unloadable(source, error) from error
     embeddings: Any = model.get_input_embeddings()
     _check_vocabulary(embeddings.weight.shape[0], tokenizer_dir, "model.base")
     _clean(model.config)
@@ -76,23 +73,30 @@ def new_model(
     set_seed(seed)
     try:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+    except Exception as error:
+        # Architectures don't check their values: what fails depends on where one is used first.
         _check_attention(error, attention)
-        raise _bad_value(_first_line(error)) from error
+        raise _bad_value(first_line(error)) from error
     _clean(model.config)
     return model.float()
 
 
 def gguf_generation_config(source: Path) -> GenerationConfig:
-    """The generation config of a GGUF file, made from its header."""
+    """The generation config of a GGUF file, made from its header.
+
+    Raises:
+        ConfigError: The file is broken.
+    """
     from transformers import AutoConfig, GenerationConfig
 
-    config = AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
+    try:
+        config = AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
+    except Exception as error:
+        raise _unloadable(source, error) from error
     return GenerationConfig.from_model_config(config)
 
 
 def _scratch_config(scratch: ScratchConfig, tokenizer_dir: Path) -> PretrainedConfig:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -128,8 +132,9 @@ def _scratch_config(scratch: ScratchConfig, tokenizer_dir: Path) -> PretrainedCo
     }
     try:
         config = AutoConfig.for_model(scratch.model_type, **{**defaults, **scratch.fixed})
-    except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError) as error:
-        raise _bad_value(str(error).strip().splitlines()[-1].strip()) from error
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise _bad_value(lines[-1].strip()) from error
     _check_heads(config)
     _check_vocabulary(config.vocab_size, tokenizer_dir, "model.scratch.fixed.vocab_size")
     return config
@@ -140,6 +145,9 @@ def _check_heads(config: PretrainedConfig) -> None:
     hidden = getattr(config, "hidden_size", None)
     heads = getattr(config, "num_attention_heads", None)
     groups = getattr(config, "num_key_value_heads", None)
+    for name, value in (("num_attention_heads", heads), ("num_key_value_heads", groups)):
+        if isinstance(value, int) and value < 1:
+            raise _bad_value(f"{name} must be at least 1, not {value}")
     has_head_dim = getattr(config, "head_dim", None) not in (None, (hidden or 0) // (heads or 1))
     if hidden and heads and hidden % heads and not has_head_dim:
         raise _bad_value(
@@ -190,5 +198,10 @@ def _bad_value(rule: str, *, hint: str = "") -> ConfigError:
     return ConfigError(rule, where="model.scratch.fixed", hint=hint, code="bad_model_value")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _unloadable(source: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"no causal language model can be loaded from {source}: {first_line(error)}",
+        where="model.base",
+        hint="give a causal language model as safetensors or .gguf",
+        code="not_a_model",
+    )

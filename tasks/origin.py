@@ -12,6 +12,7 @@ from typing import Any, Literal
 from configs.errors import ConfigError
 from configs.secret import Secret
 from tasks import hub
+from tasks.errors import storage_errors
 from tasks.hashcache import content_hash, content_identity
 from tasks.storage import Location
 
@@ -49,16 +50,19 @@ def find_origin(
 
     Raises:
         ConfigError: It is no folder, no GGUF file, no URI and no model of the hub.
-        ResourceError: It looks like a hub id, but the hub can't be reached.
+        ResourceError: It looks like a hub id, but the hub can't be reached; or what is there can't
+            be read.
     """
-    path = Path(name).expanduser()
-    if "://" in name or path.exists():
+    path = Path(name)
+    with storage_errors(name):
+        is_there, is_folder = path.exists(), path.is_dir()
+    if "://" in name or is_there:
         location = Location(name, options) if "://" in name else Location(str(path))
-        if name.endswith(".gguf"):
+        if name.endswith(".gguf") and not is_folder:
             return BaseModel(
                 "gguf", location.uri, {"gguf": _gguf_identity(location, where)}, options
             )
-        if location.is_local and path.is_file():
+        if location.is_local and not is_folder:
             raise _not_a_base(name, where, f"{path.name} is a file, but not a .gguf file")
         return BaseModel("folder", location.uri, {}, options)
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
@@ -110,7 +114,7 @@ def folder_identity(origin: BaseModel, names: list[str]) -> dict[str, Any]:
 def _gguf_identity(location: Location, where: str) -> Any:
     if not location.is_local:
         return content_identity(location.uri, location.options)
-    with Path(location.path).open("rb") as stream:
+    with storage_errors(location.path), Path(location.path).open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise _not_a_base(location.uri, where, "the file doesn't begin with the bytes GGUF")
     return content_hash(Path(location.path))
@@ -118,8 +122,11 @@ def _gguf_identity(location: Location, where: str) -> Any:
 
 def nearest_path(path: Path) -> str:
     """A hint at the path that was perhaps meant; empty if there is none."""
-    parent = path.expanduser().absolute().parent
-    names = [child.name for child in parent.iterdir()] if parent.is_dir() else []
+    parent = path.absolute().parent
+    try:
+        names = [child.name for child in parent.iterdir()]
+    except OSError:
+        return ""
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 

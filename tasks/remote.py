@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from configs.compute import ComputeConfig
 from configs.errors import ModelmillError, ResourceError
+from tasks.errors import ray_errors
 
 ItemT = TypeVar("ItemT")
 
@@ -49,6 +51,7 @@ def start_actors(
     return [actor_class.remote(*arguments) for _ in range(count)]
 
 
+@ray_errors()
 def run_on_actors(
     actors: Sequence[Any],
     items: Sequence[ItemT],
@@ -66,9 +69,11 @@ def run_on_actors(
 
     Raises:
         ModelmillError: `stop` was set (`stopped`), or what an actor raised.
-        ResourceError: Actors were lost more often than they may be (`worker_lost`).
+        ResourceError: Actors were lost more often than they may be, or Ray itself was
+            (`worker_lost`).
     """
     import ray
+    from ray.exceptions import RayError
 
     waiting = deque(items)
     running: dict[Any, Any] = {}
@@ -90,7 +95,8 @@ def run_on_actors(
                     running[actor.run.remote(waiting.popleft())] = actor
     finally:
         for actor in actors:
-            ray.kill(actor)
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
 
 
 def _result(reference: Any) -> Any:

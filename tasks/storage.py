@@ -83,7 +83,15 @@ class Location:
     def __post_init__(self) -> None:
         uri = self.uri.removeprefix("file://").removeprefix("local://")
         if "://" not in uri:
-            uri = os.path.normpath(Path(uri).expanduser().absolute())
+            try:
+                uri = os.path.normpath(Path(uri).expanduser().absolute())
+            except RuntimeError as error:
+                raise ConfigError(
+                    "the path begins with ~ and the name of a user that isn't there",
+                    where=uri,
+                    hint=f"~/ is your own home; a folder of that name here is ./{uri}",
+                    code="unknown_user",
+                ) from error
         object.__setattr__(self, "uri", uri if uri == "/" else uri.rstrip("/"))
 
     @property

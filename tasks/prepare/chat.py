@@ -26,7 +26,6 @@ from tasks.prepare.marks import (
     UnequalTextError,
     opaque_strings,
 )
-from tasks.prepare.template_sandbox import TemplateNeedsDate
 from tasks.prepare.template import (
     ChatTemplate,
     Message,
@@ -35,6 +34,7 @@ from tasks.prepare.template import (
     common_pieces,
     shipped_template,
 )
+from tasks.prepare.template_sandbox import TemplateNeedsDate
 
 __all__ = [
     "ChatTemplate",

@@ -5,6 +5,7 @@ Only what a unit counted comes back to the driver, so its memory doesn't grow wi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ from typing import Any
 from configs.data import DataConfig
 from configs.errors import ModelmillError
 from tasks.artifacts import OpenArtifact
+from tasks.errors import ray_errors
 from tasks.prepare.sources import SourceFile
 from tasks.prepare.splits import Unit
 from tasks.prepare.tokenizer import load_tokenizer
@@ -97,6 +99,7 @@ def make_units(
 
     Raises:
         ModelmillError: The run was stopped (`stopped`), or what a unit failed with.
+        ResourceError: Workers or Ray itself were lost (`worker_lost`).
     """
     by_number = {unit.number: unit for unit in units}
     rows = [
@@ -120,21 +123,27 @@ def _until_stopped(
     once this one is shut down, and write into the driver's terminal.
     """
     import ray
+    from ray.exceptions import RayError
 
     task: Any = ray.remote(num_cpus=0)(_run_pipeline)
-    stream = task.options(num_returns="streaming").remote(rows, pickle.dumps(job), num_workers)
+    # Not tried again by Ray: it would skip as many results as it gave, but in another order.
+    stream = task.options(num_returns="streaming", max_retries=0).remote(
+        rows, pickle.dumps(job), num_workers
+    )
     try:
         while not stop.is_set():
-            # Short waits: a signal's handler runs only between them.
-            if not ray.wait([stream], timeout=_POLL_SECONDS)[0]:
-                continue
-            try:
-                made = next(stream)
-            except StopIteration:
-                return
-            yield ray.get(made)
+            with ray_errors():
+                # Short waits: a signal's handler runs only between them.
+                if not ray.wait([stream], timeout=_POLL_SECONDS)[0]:
+                    continue
+                try:
+                    row: Any = ray.get(next(stream))
+                except StopIteration:
+                    return
+            yield row
     finally:
-        ray.cancel(stream)
+        with contextlib.suppress(RayError):
+            ray.cancel(stream)
     raise ModelmillError(
         "the run was stopped",
         where="prepare",

@@ -165,13 +165,18 @@ def as_templates_see(messages: Sequence[Any]) -> list[dict[str, Any]]:
     return seen
 
 
+def shipped_templates() -> list[str]:
+    """Names of the templates that come with modelmill."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.jinja"))
+
+
 def shipped_template(name: str) -> str:
     """The text of a template that comes with modelmill, such as `chatml`.
 
     Raises:
         ConfigError: There is none of that name.
     """
-    names = sorted(path.stem for path in _SHIPPED.glob("*.jinja"))
+    names = shipped_templates()
     if name not in names:
         nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
         raise ConfigError(

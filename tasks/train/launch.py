@@ -7,22 +7,25 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.callback import ControllerCallback
 
 from configs.compute import ComputeConfig
 from configs.errors import ModelmillError, ResourceError
+from tasks.errors import is_loss, ray_errors
 from tasks.stage import Context
 from tasks.train.monitor import Failure, Monitor, Snapshot
 from tasks.train.worker import TrainJob, train_loop
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 30.0
+_PLACING_SECONDS = 60.0
 # Ray polls its workers every 2 s by default, and a report waits for the poll.
 _HEALTH_CHECK_SECONDS = "0.25"
 
@@ -43,6 +46,7 @@ def start_monitor() -> Any:
     return ray.remote(num_cpus=0)(Monitor).remote()
 
 
+@ray_errors()
 def launch(job: TrainJob, context: Context) -> None:
     """Trains to the last step, with lost workers started again.
 
@@ -52,14 +56,15 @@ def launch(job: TrainJob, context: Context) -> None:
     Raises:
         ModelmillError: The run was stopped (`stopped`), or the workers fail in a way that a user
             can mend.
-        ResourceError: Workers were lost more than `compute.max_failures` times.
+        ResourceError: Workers were lost more than `compute.max_failures` times (`workers_lost`), or
+            what watches over them was (`worker_lost`).
     """
     monitor = job.monitor
     fit = _Fit(_trainer(job))
     fit.start()
     try:
         while fit.is_alive():
-            _look(monitor, job, context)
+            _look(fit, job, context)
             if context.stop.wait(_POLL_SECONDS):
                 raise ModelmillError(
                     "training was stopped",
@@ -68,7 +73,7 @@ def launch(job: TrainJob, context: Context) -> None:
                 )
         if fit.error is not None:
             raise _explained(fit.error, _snapshot(monitor).failure)
-        _look(monitor, job, context)
+        _look(fit, job, context)
     finally:
         _end_workers(monitor, fit, job.experiment.compute.grace_seconds)
 
@@ -78,6 +83,8 @@ class _Fit(threading.Thread):
         super().__init__(name="fit", daemon=True)
         self._trainer = trainer
         self.error: Exception | None = None
+        self.controller: Any = None
+        self.began = time.monotonic()
 
     def run(self) -> None:
         try:
@@ -113,13 +120,44 @@ def _scaling(compute: ComputeConfig, *, use_gpu: bool) -> ScalingConfig:
     )
 
 
-def _look(monitor: Any, job: TrainJob, context: Context) -> None:
+def _look(fit: _Fit, job: TrainJob, context: Context) -> None:
     """Passes on how far it is, and raises the error of workers that would fail again."""
-    snapshot = _snapshot(monitor)
-    note = "starting workers" if snapshot.loss is None else f"loss {snapshot.loss:.4f}"
+    snapshot = _snapshot(job.monitor)
+    # Kept here, because the monitor may be what is lost.
+    fit.controller = snapshot.controller
+    note = _note(snapshot, job, seconds=time.monotonic() - fit.began)
     context.progress.update("train", snapshot.step, job.num_steps, note)
     if snapshot.failure is not None and snapshot.failure.fatal:
         raise _explained(snapshot.failure.error, snapshot.failure)
+
+
+def _note(snapshot: Snapshot, job: TrainJob, *, seconds: float) -> str:
+    if snapshot.loss is not None:
+        return f"loss {snapshot.loss:.4f}"
+    short = ""
+    if snapshot.groups == 0 and seconds > _PLACING_SECONDS:
+        compute = job.experiment.compute
+        gpu = {"GPU": 1.0} if job.use_gpu else {}
+        demand = gpu | compute.resources_per_worker
+        short = shortage(demand, compute.num_workers, ray.available_resources())
+    return short or "starting workers"
+
+
+def shortage(demand: dict[str, float], num_workers: int, free: Mapping[str, float]) -> str:
+    """What workers wait for on a busy cluster; empty if the cluster as a whole has enough free.
+
+    Args:
+        demand: Resources of one worker.
+        num_workers: Workers to place.
+        free: What nobody uses, of the whole cluster.
+    """
+    needed = {name: amount * num_workers for name, amount in demand.items()}
+    short = [name for name in needed if needed[name] > free.get(name, 0.0)]
+    if not short:
+        return ""
+    wanted = ", ".join(f"{needed[name]:g} {name}" for name in short)
+    there = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in short)
+    return f"waiting for {wanted}; {there} are free"
 
 
 def _snapshot(monitor: Any) -> Snapshot:
@@ -134,6 +172,8 @@ def _explained(error: Exception, failure: Failure | None) -> Exception:
     if failure is not None and failure.fatal:
         failure.error.add_note(failure.trace)
         return failure.error
+    if isinstance(error, ControllerError) and is_loss(error.controller_failure):
+        return error.controller_failure
     if not isinstance(error, WorkerGroupError):
         return error
     last = f": {type(failure.error).__name__}: {failure.error}" if failure is not None else ""
@@ -153,7 +193,7 @@ def _end_workers(monitor: Any, fit: _Fit, grace_seconds: float) -> None:
     deadline = time.monotonic() + grace_seconds
     with contextlib.suppress(RayError):
         while fit.is_alive() and time.monotonic() < deadline:
-            controller = _snapshot(monitor).controller
+            controller = fit.controller or _snapshot(monitor).controller
             if controller is not None:
                 ray.kill(controller)
                 break

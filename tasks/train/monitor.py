@@ -37,12 +37,14 @@ class Snapshot:
         failure: The failure to report: the first fatal one, or else the last one.
         controller: Handle of Ray Train's controller, whose end is the end of the workers; None as
             long as it hasn't started.
+        groups: Groups of workers that were placed and started so far.
     """
 
     step: int = 0
     loss: float | None = None
     failure: Failure | None = None
     controller: Any = None
+    groups: int = 0
 
 
 class Monitor:
@@ -50,7 +52,6 @@ class Monitor:
 
     def __init__(self) -> None:
         self._snapshot = Snapshot()
-        self._group = 0
         self._seen: dict[tuple[int, str], int] = {}
 
     def controller_started(self, controller: Any) -> None:
@@ -59,7 +60,7 @@ class Monitor:
 
     def group_started(self) -> None:
         """Rank 0 of a new group of workers is there."""
-        self._group += 1
+        self._snapshot = replace(self._snapshot, groups=self._snapshot.groups + 1)
 
     def stepped(self, step: int, loss: float) -> None:
         """Rank 0 has done a step."""
@@ -73,7 +74,8 @@ class Monitor:
         others is never fatal: how often that is tried again is Ray's `max_failures`.
         """
         key = (step, f"{type(error).__name__}: {error}")
-        again = self._seen.setdefault(key, self._group) != self._group
+        group = self._snapshot.groups
+        again = self._seen.setdefault(key, group) != group
         fatal = not _by_peer(error) and (again or _deterministic(step, error))
         earlier = self._snapshot.failure
         if earlier is None or not earlier.fatal:

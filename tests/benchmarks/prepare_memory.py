@@ -27,6 +27,7 @@ DRIVER = """
 import sys
 from configs.experiment import Experiment
 from tasks.artifacts import ArtifactStore
+from tasks.base_model import resolve_base
 from tasks.cluster import Cluster
 from tasks.prepare.stage import PrepareStage, prepare_spec
 from tasks.stage import Context, materialise
@@ -36,7 +37,8 @@ experiment = Experiment.model_validate_json(sys.argv[1])
 cluster = Cluster(experiment.compute)
 context = Context(experiment, cluster=cluster)
 store = ArtifactStore(Location(experiment.workspace))
-outcome = materialise(PrepareStage(), prepare_spec(experiment), {}, store, context)
+spec = prepare_spec(experiment, resolve_base(experiment.model))
+outcome = materialise(PrepareStage(), spec, {}, store, context)
 assert outcome.result["rows_kept"] == int(sys.argv[2]), outcome.result
 print(outcome.result["train_tokens"] + outcome.result["held_out_tokens"])
 cluster.close()

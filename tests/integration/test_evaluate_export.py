@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from configs.errors import ConfigError, ModelmillError, ResourceError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, ArtifactStore, Manifest, OpenArtifact
-from tasks.base_model import CHATML, build_model, resolve_base
+from tasks.base_model import build_model, resolve_base
 from tasks.cluster import Cluster
 from tasks.evaluate.scores import Prediction, from_jsonl
 from tasks.evaluate.stage import EvaluateStage, evaluate_spec
@@ -38,6 +38,7 @@ from tasks.export.reference import Reference, build_reference
 from tasks.export.stage import ExportStage, export_spec
 from tasks.predict import answer
 from tasks.prepare.reading import PreparedSide
+from tasks.prepare.template import shipped_template
 from tasks.stage import Context, NoProgress, Outcome, Progress, materialise
 from tasks.storage import Location
 
@@ -92,7 +93,7 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>"
     )
-    fast.chat_template = CHATML
+    fast.chat_template = shipped_template("chatml")
     folder = tmp_path_factory.mktemp("tokenizer")
     fast.save_pretrained(folder)
     (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}\n')
@@ -424,7 +425,7 @@ def test_the_exported_configs_say_what_others_need_and_nothing_of_here(
     assert (generation["do_sample"], generation["temperature"]) == (True, 0.6)
     header = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
     assert header["license"] == "apache-2.0"
-    assert (folder / "chat_template.jinja").read_text() == CHATML
+    assert (folder / "chat_template.jinja").read_text() == shipped_template("chatml")
     assert exported.result["stopped_rows"] == exported.result["rows"] == 4
 
 
@@ -531,7 +532,8 @@ def test_another_template_beside_the_weights_fails_the_proof(
     exported: Outcome, prepare: Artifact, train: Artifact, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(exported.artifact.local_dir("model"), tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(CHATML.replace("<|im_end|>", "<|endoftext|>"))
+    other = shipped_template("chatml").replace("<|im_end|>", "<|endoftext|>")
+    (folder / "chat_template.jinja").write_text(other)
     model = weights.load_checkpoint(train.local_dir("model"), trust_remote_code=False)
     row = PreparedSide(prepare, "held_out").sequence(0)[0]
     reference = build_reference(

@@ -22,6 +22,7 @@ from configs.compute import ComputeConfig
 from configs.errors import ConfigError, DataError, ModelmillError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, ArtifactStore
+from tasks.base_model import resolve_base
 from tasks.cluster import Cluster
 from tasks.prepare.plan import Side
 from tasks.prepare.reading import PreparedSide
@@ -107,7 +108,7 @@ def experiment(folder: Path, *sources: dict[str, Any], **data: Any) -> Experimen
 
 def prepare(config: Experiment, cluster: Cluster | None, **context: Any) -> Outcome:
     store = ArtifactStore(Location(config.workspace))
-    spec = prepare_spec(config)
+    spec = prepare_spec(config, resolve_base(config.model))
     return materialise(PrepareStage(), spec, {}, store, Context(config, cluster=cluster, **context))
 
 
@@ -206,6 +207,7 @@ def start_driver(config: Experiment, folder: Path) -> subprocess.Popen[bytes]:
     code = f"""
 from configs.experiment import Experiment
 from tasks.artifacts import ArtifactStore
+from tasks.base_model import resolve_base
 from tasks.cluster import Cluster
 from tasks.prepare.stage import PrepareStage, prepare_spec
 from tasks.stage import Context, materialise
@@ -213,7 +215,7 @@ from tasks.storage import Location
 config = Experiment.model_validate_json({config.model_dump_json()!r})
 store = ArtifactStore(Location(config.workspace))
 context = Context(config, cluster=Cluster(config.compute))
-materialise(PrepareStage(), prepare_spec(config), {{}}, store, context)
+materialise(PrepareStage(), prepare_spec(config, resolve_base(config.model)), {{}}, store, context)
 """
     log = (folder / "driver.log").open("wb")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -312,7 +314,7 @@ def test_conversations_need_a_chat_template(tmp_path: Path, cluster: Cluster) ->
 def test_a_source_that_changes_while_it_is_read(tmp_path: Path, cluster: Cluster) -> None:
     path = write_rows(tmp_path / "rows.jsonl", rows(10))
     config = experiment(tmp_path, {"path": str(path)})
-    spec = prepare_spec(config)
+    spec = prepare_spec(config, resolve_base(config.model))
     path.write_bytes(path.read_bytes().replace(b"say", b"sag"))
     store = ArtifactStore(Location(config.workspace))
     with pytest.raises(DataError) as caught:
@@ -497,7 +499,10 @@ def test_made_under_other_versions_and_the_same_is_reused(tmp_path: Path, cluste
     made = prepare(config, cluster)
     pretend_other_versions(tmp_path)
     expected = expect(
-        PrepareStage(), prepare_spec(config), {}, ArtifactStore(Location(config.workspace))
+        PrepareStage(),
+        prepare_spec(config, resolve_base(config.model)),
+        {},
+        ArtifactStore(Location(config.workspace)),
     )
     assert expected.action == "reuse" and "tokenizers 0.0.1, will be probed" in expected.why[0]
     # Without a cluster: the probe needs no Ray.

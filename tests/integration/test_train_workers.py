@@ -27,6 +27,7 @@ from tiny_training import (
 
 from configs.errors import ConfigError, ModelmillError
 from tasks.artifacts import Artifact, ArtifactStore
+from tasks.base_model import resolve_base
 from tasks.stage import Outcome, materialise
 from tasks.storage import Location
 from tasks.train.stage import TrainStage, train_spec
@@ -131,7 +132,13 @@ def test_stopped_run_goes_on_past_a_damaged_checkpoint(
     stopping.progress = OnStep(40, stop)
     store = ArtifactStore(Location(config.workspace))
     with pytest.raises(ModelmillError) as caught:
-        materialise(TrainStage(), train_spec(config), {"prepare": prepared}, store, stopping)
+        materialise(
+            TrainStage(),
+            train_spec(config, resolve_base(config.model)),
+            {"prepare": prepared},
+            store,
+            stopping,
+        )
     assert caught.value.code == "stopped"
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, timeout=10)

@@ -14,7 +14,6 @@ from tiny_training import LLAMA, VOCABULARY, experiment, write_tokenizer
 from configs.errors import ConfigError
 from configs.model import ModelConfig
 from tasks.base_model import (
-    CHATML,
     BaseModel,
     build_model,
     chat_template_text,
@@ -23,6 +22,7 @@ from tasks.base_model import (
     resolve_base,
     tokenizer_identity,
 )
+from tasks.prepare.template import shipped_template
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -73,7 +73,7 @@ def test_tokenizer_is_identified_by_its_bytes_and_template(folder: Path, tmp_pat
     base = resolve_base(plain)
     before = tokenizer_identity(plain, base)
     template = tmp_path / "own.jinja"
-    template.write_text(CHATML)
+    template.write_text(shipped_template("chatml"))
     with_template = {"base": str(folder), "tokenizer": {"chat_template": str(template)}}
     named = {"base": str(folder), "tokenizer": {"chat_template": "chatml"}}
 
@@ -225,7 +225,7 @@ def test_tokenizer_files_are_saved_without_a_trace_of_the_path(
 
     load_tokenizer_files(config, resolve_base(config), into)
 
-    assert (into / "chat_template.jinja").read_text() == CHATML
+    assert (into / "chat_template.jinja").read_text() == shipped_template("chatml")
     assert json.loads((into / "generation_config.json").read_text()) == {"eos_token_id": [0, 5]}
     saved = (into / "tokenizer_config.json").read_text()
     assert str(tmp_path) not in saved
@@ -233,7 +233,7 @@ def test_tokenizer_files_are_saved_without_a_trace_of_the_path(
 
 
 def test_template_file_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "chat.jinja").write_text(CHATML)
+    (tmp_path / "chat.jinja").write_text(shipped_template("chatml"))
     config = model_config(base="x/y", tokenizer={"chat_template": str(tmp_path / "chta.jinja")})
     with pytest.raises(ConfigError, match=r"did you mean .*chat\.jinja"):
         chat_template_text(config)

@@ -127,13 +127,14 @@ def test_asking_for_the_identity_imports_nothing_heavy(tmp_path: Path) -> None:
     code = f"""
 import sys
 from configs.experiment import Experiment
+from tasks.base_model import resolve_base
 from tasks.prepare.stage import PrepareStage, prepare_spec
 experiment = Experiment.model_validate({{
     "name": "x",
     "model": {{"scratch": {{}}, "tokenizer": {{"train": {{}}}}}},
     "data": {{"sources": [{{"path": {str(path)!r}}}]}},
 }})
-identity = PrepareStage().identity(prepare_spec(experiment))
+identity = PrepareStage().identity(prepare_spec(experiment, resolve_base(experiment.model)))
 assert identity["files"][0]["source"] == 0
 heavy = {{"ray", "torch", "transformers", "prefect", "datasets", "pyarrow", "tokenizers"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)

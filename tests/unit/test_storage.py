@@ -150,6 +150,13 @@ def test_unknown_storage_names_the_nearest_kind() -> None:
     assert "memory://" in caught.value.hint
 
 
+def test_home_of_a_user_that_is_not_there_is_a_config_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Location("~nouser/x")
+    assert (caught.value.code, caught.value.where) == ("unknown_user", "~nouser/x")
+    assert "./~nouser/x" in caught.value.hint
+
+
 def test_missing_file_is_named(folder: Location) -> None:
     with pytest.raises(ResourceError) as caught:
         folder.join("absent.bin").read_bytes()
