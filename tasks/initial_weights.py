@@ -38,8 +38,9 @@ def loaded_model(
     else:
         arguments["use_safetensors"] = True
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             str(source.parent if gguf else source),
+            output_loading_info=True,
             dtype=torch.float32,
             attn_implementation=attention,
             local_files_only=True,
@@ -50,10 +51,24 @@ def loaded_model(
         # Each reader of such a file raises errors of its own kind; it comes from outside.
         _check_attention(error, attention)
         raise _unloadable(source, error) from error
+    _check_complete(source, loading)
     embeddings: Any = model.get_input_embeddings()
     _check_vocabulary(embeddings.weight.shape[0], tokenizer_dir, "model.base")
     _clean(model.config)
     return model
+
+
+def _check_complete(source: Path, loading: dict[str, Any]) -> None:
+    """Refuses weights that transformers would silently fill up with random ones."""
+    lacking = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
+    if lacking:
+        raise ConfigError(
+            f"{source} has no fitting weights for {len(lacking)} tensors of its config, such as "
+            f"{lacking[0]}",
+            where="model.base",
+            hint="config.json and the weights have to belong together",
+            code="weights_missing",
+        )
 
 
 def new_model(

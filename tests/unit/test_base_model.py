@@ -264,3 +264,15 @@ def test_gguf_gives_weights_tokenizer_and_template(tmp_path: Path) -> None:
     assert model.num_parameters() == 134_515_008
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert not {"quantization_config", "_model_name_or_path", "_name_or_path"} & set(saved)
+
+
+def test_weights_that_do_not_fit_their_config_are_never_filled_up(
+    folder: Path, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    changed = experiment(tmp_path).model_copy(update={"model": model_config(base=str(folder))})
+    with pytest.raises(ConfigError) as caught:
+        build_model(changed, tokenizer_dir)
+    assert caught.value.code == "weights_missing"
