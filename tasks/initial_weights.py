@@ -38,7 +38,7 @@ def loaded_model(
     else:
         arguments["use_safetensors"] = True
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source.parent if gguf else source),
             output_loading_info=True,
             dtype=torch.float32,
@@ -51,7 +51,8 @@ def loaded_model(
         # Each reader of such a file raises errors of its own kind; it comes from outside.
         _check_attention(error, attention)
         raise _unloadable(source, error) from error
-    _check_complete(source, loading)
+    model: PreTrainedModel = loaded[0]
+    _check_complete(source, loaded[1])
     embeddings: Any = model.get_input_embeddings()
     _check_vocabulary(embeddings.weight.shape[0], tokenizer_dir, "model.base")
     _clean(model.config)
