@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -65,15 +66,18 @@ class Server:
         return self.filter("flow_runs", sort="START_TIME_DESC", **named)
 
     def run(self, deployment: str, **parameters: Any) -> str:
-        """Asks for a run and gives its id."""
-        answer = self.filter("deployments", deployments={"name": {"any_": [deployment]}})
-        made = httpx.post(
-            f"{self.api}/deployments/{answer[0]['id']}/create_flow_run",
-            json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
-            timeout=30,
+        """`prefect deployment run`; gives the flow run's id."""
+        said = self.call(
+            PREFECT,
+            "deployment",
+            "run",
+            f"finetune/{deployment}",
+            "--params",
+            json.dumps(parameters),
         )
-        made.raise_for_status()
-        return made.json()["id"]
+        found = re.search(r"UUID: ([0-9a-f-]{36})", said)
+        assert found, said
+        return found.group(1)
 
     def state(self, flow_run_id: str) -> str:
         answer = httpx.get(f"{self.api}/flow_runs/{flow_run_id}", timeout=30)
