@@ -266,7 +266,20 @@ def _settle_logs(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `modelmill`."""
     signal.signal(signal.SIGTERM, _terminate)
-    app(args=arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(args=given)
+    except SystemExit as ended:
+        # Typer has told the terminal what is wrong with the command; a program wants its object.
+        usage: Any = ended.__context__
+        if "--json" in given and hasattr(usage, "format_message"):
+            command = usage.ctx.command_path if usage.ctx else "modelmill"
+            hint = f"see {command} --help"
+            answer: dict[str, Any] = {}
+            rule = usage.format_message()
+            _failed(answer, {"code": "usage", "where": command, "rule": rule, "hint": hint})
+            typer.echo(json.dumps(answer, indent=2))
+        raise
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from tasks.storage import Location, cache_folder
+from tasks.files import cache_folder
+from tasks.storage import Location
 
 
 @dataclass(frozen=True)

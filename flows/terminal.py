@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import shlex
+import shutil
+import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -125,9 +128,18 @@ def _summary_lines(result: RunResult) -> list[tuple[str, str]]:
         place = "" if default else f" --workspace {shlex.quote(result.workspace)}"
         lines += [
             ("model", str(result.path)),
-            ("ask it", f'modelmill predict {result.run_id} "YOUR QUESTION"{place}'),
+            ("ask it", f'{_program()} predict {result.run_id} "YOUR QUESTION"{place}'),
         ]
     return lines
+
+
+def _program() -> str:
+    """How this shell calls `modelmill`: by its name, or by its path where PATH doesn't have it."""
+    script = Path(sys.executable).with_name("modelmill")
+    if shutil.which("modelmill") or not script.exists():
+        return "modelmill"
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 def show_plan(planned: Plan) -> None:

@@ -21,11 +21,12 @@ from typing import Any
 
 from configs.errors import ResourceError
 from tasks.attempt import ATTEMPTS, FileCheck, OpenArtifact, UnitRecord, damaged, new_attempt
+from tasks.files import hash_bytes
 from tasks.fingerprint import diff
 from tasks.lease import LeaseTiming
 from tasks.manifest import MAX_FILES_INLINE, Manifest, pack_file_list, unpack_file_list
 from tasks.node_cache import assemble, fetch
-from tasks.storage import Location, hash_bytes
+from tasks.storage import Location
 
 __all__ = ["Artifact", "ArtifactStore", "Manifest", "OpenArtifact", "UnitRecord"]
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ResourceError
+from tasks.files import FileEntry, hash_bytes, hash_file
 from tasks.fingerprint import canonical_json
-from tasks.storage import FileEntry, Location, hash_bytes, hash_file
+from tasks.storage import Location
 
 ATTEMPTS = "attempts"
 _UNITS = "units"

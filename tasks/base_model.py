@@ -1,34 +1,31 @@
 """The model that training starts from: where it is, what identifies it, and its first weights.
 
-`resolve_base` and `tokenizer_identity` answer without torch or transformers, so that a plan takes a
-second. Only safetensors and GGUF are read: no pickle from outside.
+`resolve_base` answers without torch or transformers, so that a plan takes a second. Only
+safetensors and GGUF are read: no pickle from outside.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from configs.errors import ConfigError
 from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks import hub
-from tasks.errors import first_line, storage_errors
+from tasks.files import cache_folder, hash_bytes
+from tasks.fingerprint import canonical_json
 from tasks.origin import (
+    GENERATION_CONFIG,
+    TOKENIZER_FILES,
     WEIGHT_FILES,
     BaseModel,
     find_origin,
     folder_identity,
     model_files,
-    nearest_path,
 )
-from tasks.prepare.template import shipped_template, shipped_templates
-from tasks.storage import Location, cache_folder, hash_bytes
+from tasks.storage import Location
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,18 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BaseModel",
     "build_model",
-    "chat_template_text",
-    "load_tokenizer_files",
     "local_base",
     "resolve_base",
-    "tokenizer_identity",
 ]
-
-_TOKENIZER = re.compile(
-    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
-    r"|vocab\.(json|txt)|merges\.txt|.*\.model|.*\.jinja|chat_template\.json"
-)
-_GENERATION = "generation_config.json"
 
 
 def resolve_base(model: ModelConfig, options: Mapping[str, Secret] | None = None) -> BaseModel:
@@ -73,68 +61,6 @@ def resolve_base(model: ModelConfig, options: Mapping[str, Secret] | None = None
     return found
 
 
-def tokenizer_identity(
-    model: ModelConfig, base: BaseModel, options: Mapping[str, Secret] | None = None
-) -> dict[str, Any]:
-    """JSON that changes with any byte of tokenizer or chat template.
-
-    A tokenizer trained on the data is determined by the config and the data, so only its template
-    stands here.
-
-    Raises:
-        ConfigError: There is no tokenizer where it should be.
-    """
-    identity: dict[str, Any] = {}
-    if model.tokenizer.train is None:
-        origin = _tokenizer_origin(model, base, options or {})
-        if origin.kind == "folder":
-            identity["files"] = folder_identity(origin, _tokenizer_files(origin))
-        else:
-            identity["origin"] = origin.identity
-    template = chat_template_text(model)
-    if template is not None:
-        identity["chat_template"] = hash_bytes(template.encode())
-    return identity
-
-
-def chat_template_text(model: ModelConfig) -> str | None:
-    """The template that `model.tokenizer.chat_template` names; None: the tokenizer's own counts.
-
-    Raises:
-        ConfigError: It is neither a shipped template nor a file with UTF-8 text.
-        ResourceError: The file can't be read.
-    """
-    name = model.tokenizer.chat_template
-    if name is None:
-        return None
-    if name in shipped_templates():
-        return shipped_template(name)
-    path, where = Path(name), "model.tokenizer.chat_template"
-    with storage_errors(name):
-        if not path.is_file():
-            is_folder = path.is_dir()
-            inside = min(path.glob("*.jinja"), default=None)
-            near = f"did you mean {inside}?" if inside else ""
-            raise ConfigError(
-                f"{name} is a folder" if is_folder else f"there is no template file {name}",
-                where=where,
-                hint=near
-                or (not is_folder and nearest_path(path))
-                or f"give the path of a .jinja file, or {', '.join(shipped_templates())}",
-                code="template_not_found",
-            )
-        data = path.read_bytes()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"byte {error.start} of {name} isn't UTF-8",
-            where=where,
-            hint="save the template as UTF-8",
-            code="template_encoding",
-        ) from error
-
-
 def local_base(base: BaseModel) -> Path:
     """A local folder (GGUF: file) with the base, fetched into the cache where it isn't local.
 
@@ -150,58 +76,27 @@ def local_base(base: BaseModel) -> Path:
     location = Location(base.location, base.options)
     if location.is_local:
         return Path(location.path)
-    folder = cache_folder() / "bases" / hash_bytes(_canonical(base.identity))[:32]
-    names = [""] if base.kind == "gguf" else location.list()
-    for name in names:
-        target = folder / (name or location.name)
-        if name and not (WEIGHT_FILES.fullmatch(name) or _is_small(name)):
-            continue
-        if not target.exists():
-            (location.join(name) if name else location).download(target)
+    if base.kind == "gguf":
+        sources, contents = {location.name: location}, base.identity
+    else:
+        names = [name for name in location.list() if _is_wanted(name)]
+        sources = {name: location.join(name) for name in names}
+        contents = folder_identity(base, names)
+    # What is there now, not what the base's weights were: its tokenizer may have changed alone.
+    key = canonical_json({"from": location.uri, "files": contents})
+    folder = cache_folder() / "bases" / hash_bytes(key)[:32]
+    for name, source in sources.items():
+        if not (folder / name).exists():
+            source.download(folder / name)
     return folder / location.name if base.kind == "gguf" else folder
 
 
-def load_tokenizer_files(
-    model: ModelConfig,
-    base: BaseModel,
-    into: Path,
-    *,
-    options: Mapping[str, Secret] | None = None,
-) -> None:
-    """Saves a tokenizer that isn't trained, with its chat template, into a folder.
-
-    Writes tokenizer.json, tokenizer_config.json, chat_template.jinja (if there is a template) and
-    generation_config.json (if tokenizer's origin or base has one).
-
-    Raises:
-        ConfigError: There is no tokenizer there, or only one without a tokenizer.json form, or a
-            generation config is broken.
-    """
-    from transformers import AutoTokenizer
-
-    origin = _tokenizer_origin(model, base, options or {})
-    source = local_base(origin)
-    gguf = origin.kind == "gguf"
-    arguments: dict[str, Any] = {"gguf_file": source.name} if gguf else {}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(source.parent if gguf else source),
-            local_files_only=True,
-            trust_remote_code=model.trust_remote_code,
-            **arguments,
-        )
-    except Exception as error:
-        # `tokenizers` raises bare exceptions, and the files come from outside: they are at fault.
-        raise _no_tokenizer(origin, first_line(error)) from error
-    if not tokenizer.is_fast:
-        raise _no_tokenizer(origin, "it has no tokenizer.json form")
-    template = chat_template_text(model)
-    if template is not None:
-        tokenizer.chat_template = template
-    into.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(str(into))
-    drop_json_keys(into / "tokenizer_config.json", "local_files_only", "is_local", "name_or_path")
-    _save_generation_config([origin, base], into)
+def _is_wanted(name: str) -> bool:
+    return (
+        name == GENERATION_CONFIG
+        or name.endswith(".py")
+        or any(pattern.fullmatch(name) for pattern in (WEIGHT_FILES, TOKENIZER_FILES))
+    )
 
 
 def build_model(
@@ -230,79 +125,4 @@ def build_model(
         tokenizer_dir,
         attention=attention,
         trust_remote_code=experiment.model.trust_remote_code,
-    )
-
-
-def drop_json_keys(path: Path, *keys: str) -> None:
-    """Removes top-level keys that tell of this machine from a JSON file that a library wrote."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    kept = {name: value for name, value in content.items() if name not in keys}
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _tokenizer_origin(
-    model: ModelConfig, base: BaseModel, options: Mapping[str, Secret]
-) -> BaseModel:
-    if model.tokenizer.source is not None:
-        return find_origin(model.tokenizer.source, None, options, where="model.tokenizer.source")
-    return base
-
-
-def _tokenizer_files(origin: BaseModel) -> list[str]:
-    names = Location(origin.location, origin.options).list()
-    found = [n for n in names if _TOKENIZER.fullmatch(n) or n == _GENERATION]
-    if not any(_TOKENIZER.fullmatch(n) for n in found):
-        raise _no_tokenizer(origin, "the folder has no tokenizer file")
-    return found
-
-
-def _save_generation_config(origins: list[BaseModel], into: Path) -> None:
-    """Copies the first generation config found; a GGUF file's is made from its header."""
-    for origin in origins:
-        if origin.kind == "scratch":
-            continue
-        source = local_base(origin)
-        if origin.kind == "gguf":
-            from tasks import initial_weights
-
-            initial_weights.gguf_generation_config(source).save_pretrained(str(into))
-            drop_json_keys(into / _GENERATION, "_from_model_config")
-            return
-        if (source / _GENERATION).is_file():
-            _check_generation_config(source / _GENERATION)
-            shutil.copyfile(source / _GENERATION, into / _GENERATION)
-            return
-
-
-def _check_generation_config(path: Path) -> None:
-    """Refuses what couldn't be read later: a broken file, or ids of EOS that aren't ids."""
-    try:
-        content = json.loads(path.read_bytes())
-        given = content.get("eos_token_id")
-        ids = cast("list[Any]", given if isinstance(given, list) else [given or 0])
-        if any(type(one) is not int or one < 0 for one in ids):
-            raise ValueError(f"eos_token_id is {given!r}, not an id or a list of ids")
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} isn't a generation config: {first_line(error)}",
-            where="model.base",
-            hint="mend or remove the file",
-            code="bad_generation_config",
-        ) from error
-
-
-def _is_small(name: str) -> bool:
-    return bool(_TOKENIZER.fullmatch(name)) or name == _GENERATION or name.endswith(".py")
-
-
-def _canonical(identity: dict[str, Any]) -> bytes:
-    return json.dumps(identity, sort_keys=True).encode()
-
-
-def _no_tokenizer(origin: BaseModel, reason: str) -> ConfigError:
-    return ConfigError(
-        f"no tokenizer can be loaded from {origin.location}: {reason}",
-        where="model.tokenizer",
-        hint="give tokenizer.source: a folder with tokenizer.json, or a hub id",
-        code="no_tokenizer",
     )

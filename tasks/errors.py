@@ -85,7 +85,7 @@ def as_resource_error(error: OSError, where: str) -> ResourceError:
         hint = "free some space or choose another workspace; the same command goes on from there"
     elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
         code, rule = "no_permission", f"no permission: {reason}"
-        hint = "choose a workspace that you may write to (workspace=PATH), or change its rights"
+        hint = "change its rights or choose another path (for a workspace: workspace=PATH)"
     elif isinstance(error, FileNotFoundError):
         code, rule, hint = "file_missing", "there is no such file", "check the path"
     elif isinstance(error, (NotADirectoryError, FileExistsError)):

@@ -20,7 +20,8 @@ from typing import Any
 from configs.errors import DataError
 from configs.secret import Secret
 from tasks.errors import storage_errors
-from tasks.storage import Location, cache_folder, hash_file
+from tasks.files import cache_folder, hash_file
+from tasks.storage import Location
 
 _RACY_NS = 2 * 10**9
 _BUSY_SECONDS = 10.0

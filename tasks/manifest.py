@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from configs.errors import ResourceError
+from tasks.files import FileEntry
 from tasks.fingerprint import canonical_json
-from tasks.storage import FileEntry
 
 SCHEMA = 1
 MAX_FILES_INLINE = 1000

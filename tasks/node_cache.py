@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tasks.attempt import damaged
 from tasks.errors import storage_errors
+from tasks.files import FileEntry, cache_folder, hash_bytes, hash_file
 from tasks.fingerprint import canonical_json
-from tasks.storage import FileEntry, Location, cache_folder, hash_bytes, hash_file
+from tasks.storage import Location
 
 
 def fetch(source: Location, entry: FileEntry) -> Path:

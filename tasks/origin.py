@@ -18,6 +18,11 @@ from tasks.storage import Location
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 WEIGHT_FILES = re.compile(r"config\.json|.*\.safetensors|.*\.safetensors\.index\.json")
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_FILES = re.compile(
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.(json|txt)|merges\.txt|.*\.model|.*\.jinja|chat_template\.json"
+)
 
 
 @dataclass(frozen=True)

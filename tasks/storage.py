@@ -1,8 +1,7 @@
 """Where bytes are kept: one local folder or object-store prefix, and what is done with it.
 
-A local write is a temporary file, fsync, rename; a remote one is a single PUT. Either the whole
-file is there under its name or nothing is. Failures come out as `ResourceError` with place and
-remedy.
+A local write replaces the file as a whole (`tasks.files`); a remote one is a single PUT. Failures
+come out as `ResourceError` with place and remedy.
 """
 
 from __future__ import annotations
@@ -25,46 +24,10 @@ from typing import Any, BinaryIO
 from configs.errors import ConfigError, ResourceError
 from configs.secret import Secret
 from tasks.errors import storage_errors
+from tasks.files import TEMPORARY, hash_file, replacing
 
 _BLOCK_BYTES = 8 * 2**20
 _BUFFER_BYTES = 2**20
-_TEMPORARY = ".writing"
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A file of an artifact.
-
-    Attributes:
-        path: Path relative to the artifact's root, with forward slashes.
-        size: Length in bytes.
-        sha256: Hash of the content, 64 hex digits.
-    """
-
-    path: str
-    size: int
-    sha256: str
-
-
-def hash_file(local_path: Path) -> str:
-    """The sha256 of a local file's content, as hex."""
-    with storage_errors(str(local_path)), local_path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def hash_bytes(data: bytes) -> str:
-    """The sha256 of some bytes, as hex."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def cache_folder() -> Path:
-    """Folder for what can be made again: `MODELMILL_CACHE_DIR`, else the user's cache folder."""
-    chosen = os.environ.get("MODELMILL_CACHE_DIR")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_cache_path("modelmill")
 
 
 @dataclass(frozen=True)
@@ -178,7 +141,7 @@ class Location:
                 if not self.is_local:
                     return sorted(self._rows())
                 names = (path.name for path in Path(self.path).iterdir())
-                return sorted(name for name in names if not name.endswith(_TEMPORARY))
+                return sorted(name for name in names if not name.endswith(TEMPORARY))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -279,7 +242,7 @@ class Location:
             if not self.is_local:
                 self.fs.pipe_file(self.path, data)
                 return
-            with _replacing(Path(self.path), durable=durable) as temporary:
+            with replacing(Path(self.path), durable=durable) as temporary:
                 temporary.write_bytes(data)
 
     def create(self, data: bytes) -> bool:
@@ -328,14 +291,14 @@ class Location:
             if not self.is_local:
                 self.fs.put_file(str(local_path), self.path)
                 return
-            with _replacing(Path(self.path), durable=True) as temporary:
+            with replacing(Path(self.path), durable=True) as temporary:
                 shutil.copyfile(local_path, temporary)
 
     def download(self, local_path: Path) -> None:
         """Put a copy of this file at a local path as a whole, over an earlier one."""
         with (
             storage_errors(self.uri, remote=not self.is_local),
-            _replacing(local_path, durable=False) as temporary,
+            replacing(local_path, durable=False) as temporary,
         ):
             if self.is_local:
                 shutil.copyfile(self.path, temporary)
@@ -362,27 +325,3 @@ class Location:
         if self.is_local:
             return arrow_fs.LocalFileSystem(), self.path
         return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(self.fs)), self.path
-
-
-@contextlib.contextmanager
-def _replacing(target: Path, *, durable: bool) -> Generator[Path]:
-    """A temporary path beside `target` that takes its place when the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_TEMPORARY}")
-    try:
-        yield temporary
-        if durable:
-            _sync(temporary)
-        temporary.replace(target)
-        if durable:
-            _sync(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

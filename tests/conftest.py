@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from sandbox import PREFECT, Sandbox, end, wait_for, write_sandbox
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+# A shell's background job begins with Ctrl-C ignored, and hands that on to what the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

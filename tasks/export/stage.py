@@ -15,10 +15,10 @@ from configs.experiment import Experiment
 from tasks.artifacts import Artifact, OpenArtifact
 from tasks.base_model import BaseModel
 from tasks.export.worker import Exported, ExportWorker, Job
+from tasks.files import hash_bytes
 from tasks.fingerprint import canonical_json
 from tasks.remote import run_on_actors, start_actors, threads_of
 from tasks.stage import Context, Stage
-from tasks.storage import hash_bytes
 
 MODEL = "model"
 """Prefix of the folder's files: `artifact.local_dir(MODEL)` is what `transformers` loads."""

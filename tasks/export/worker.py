@@ -18,8 +18,8 @@ from tasks.export import weights
 from tasks.export.card import CardFacts, model_card
 from tasks.export.proof import Proof, check, prove_in_fresh_process
 from tasks.export.reference import build_reference
+from tasks.files import FileEntry
 from tasks.prepare.reading import PreparedSide, stop_token_ids
-from tasks.storage import FileEntry
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from configs.errors import DataError
 from tasks.artifacts import OpenArtifact
-from tasks.base_model import load_tokenizer_files
+from tasks.base_tokenizer import load_tokenizer_files
 from tasks.errors import storage_errors
+from tasks.files import FileEntry
 from tasks.prepare.formats import ChatRow, PromptRow, Rejected, parse_row
 from tasks.prepare.pipeline import UnitJob, make_units
 from tasks.prepare.plan import PlannedShard, PlanTotals, write_plan
@@ -39,7 +40,6 @@ from tasks.prepare.tokenizer import (
 )
 from tasks.prepare.units import UnitResult
 from tasks.stage import Context
-from tasks.storage import FileEntry
 
 _TOKENIZER_UNIT = "tokenizer"
 _NUM_SAMPLES = 3

@@ -21,11 +21,11 @@ from configs.data import DataConfig
 from configs.errors import ModelmillError
 from tasks.artifacts import OpenArtifact
 from tasks.errors import ray_errors
+from tasks.files import FileEntry
 from tasks.prepare.sources import SourceFile
 from tasks.prepare.splits import Unit
 from tasks.prepare.tokenizer import load_tokenizer
 from tasks.prepare.units import UnitMaker, UnitResult
-from tasks.storage import FileEntry
 
 _BLOCKS_PER_WORKER = 64
 _POLL_SECONDS = 0.2

@@ -16,12 +16,13 @@ from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks.artifacts import Artifact, OpenArtifact
-from tasks.base_model import BaseModel, chat_template_text, tokenizer_identity
+from tasks.base_model import BaseModel
+from tasks.base_tokenizer import chat_template_text, tokenizer_identity
+from tasks.files import hash_bytes
 from tasks.fingerprint import canonical_json
 from tasks.prepare.chat import shipped_template
 from tasks.prepare.sources import SourceFile, resolve_sources
 from tasks.stage import Context, Stage
-from tasks.storage import hash_bytes
 
 ENGINE = "tokenizers"
 _MAX_LISTED_FILES = 1000

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from configs.data import DataConfig
 from tasks.artifacts import OpenArtifact
 from tasks.errors import storage_errors
+from tasks.files import FileEntry
 from tasks.prepare.formats import Rejected, parse_row
 from tasks.prepare.shards import (
     INDEX,
@@ -31,7 +32,6 @@ from tasks.prepare.splits import Line, Piece, Unit, read_lines
 from tasks.prepare.stage import PrepareStage
 from tasks.prepare.tokenizer import TokenizerFolder
 from tasks.prepare.tokens import RenderedRow, RowEncoder
-from tasks.storage import FileEntry
 
 MAX_EXAMPLES = 10
 _BATCH_ROWS = 512

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ResourceError
-from tasks.storage import FileEntry, Location, hash_file
+from tasks.files import FileEntry, hash_file
+from tasks.storage import Location
 
 FOLDER = "checkpoints"
 _MARKER = "complete.json"

@@ -14,8 +14,8 @@ from configs.errors import ResourceError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, OpenArtifact
 from tasks.base_model import BaseModel, build_model
+from tasks.files import FileEntry
 from tasks.prepare.reading import PreparedSide, stop_token_ids
-from tasks.storage import FileEntry
 from tasks.train import checkpoints
 from tasks.train.batches import MicroBatches, StepLayout, StepSampler
 from tasks.train.checkpoints import Checkpoint

@@ -147,7 +147,11 @@ def tmpfs(folder: Path, size: str) -> Generator[Path]:
 def test_full_disk_then_more_room(tmp_path: Path) -> None:
     sandbox = write_sandbox(tmp_path / "box", rows=2000)
     with tmpfs(tmp_path / "small", "200k") as small:
-        error = failure(sandbox, f"workspace={small}")
+        workspace = f"workspace={small}"
+        error = failure(sandbox, workspace)
+        subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
+        again = sandbox.run(workspace, options=["--until", "prepare"])
     assert error["exit_code"] == 4
     assert error["code"] == "no_space"
     assert str(small) in error["where"]
+    assert again["stages"]["prepare"]["metrics"]["rows_kept"] == 2000

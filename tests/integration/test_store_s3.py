@@ -18,10 +18,11 @@ from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks.artifacts import Artifact, ArtifactStore, OpenArtifact
+from tasks.files import hash_bytes
 from tasks.hashcache import content_identity
 from tasks.lease import LeaseTiming
 from tasks.stage import Context, Outcome, Stage, materialise
-from tasks.storage import Location, hash_bytes
+from tasks.storage import Location
 
 pytest.importorskip("s3fs")
 

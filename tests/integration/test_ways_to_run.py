@@ -131,6 +131,11 @@ def test_wrong_usage_is_exit_2_without_a_traceback(
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "Usage" in done.stderr
+    assert not done.stdout
+
+    told = sandbox.call(*arguments, "--json")
+    answer = json.loads(told.stdout)
+    assert (told.returncode, answer["status"], answer["error"]["code"]) == (2, "failed", "usage")
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

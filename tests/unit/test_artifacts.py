@@ -10,8 +10,9 @@ import pytest
 
 from configs.errors import ResourceError
 from tasks.artifacts import Artifact, ArtifactStore, Manifest, OpenArtifact
+from tasks.files import hash_bytes
 from tasks.manifest import MAX_FILES_INLINE
-from tasks.storage import Location, hash_bytes
+from tasks.storage import Location
 
 FINGERPRINT = "0" * 32
 

@@ -13,15 +13,8 @@ from tiny_training import LLAMA, VOCABULARY, experiment, write_tokenizer
 
 from configs.errors import ConfigError
 from configs.model import ModelConfig
-from tasks.base_model import (
-    BaseModel,
-    build_model,
-    chat_template_text,
-    load_tokenizer_files,
-    local_base,
-    resolve_base,
-    tokenizer_identity,
-)
+from tasks.base_model import build_model, local_base, resolve_base
+from tasks.base_tokenizer import chat_template_text, load_tokenizer_files, tokenizer_identity
 from tasks.prepare.template import shipped_template
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -83,25 +76,6 @@ def test_tokenizer_is_identified_by_its_bytes_and_template(folder: Path, tmp_pat
     )
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
     assert tokenizer_identity(plain, base) != before
-
-
-def test_remote_folder_is_fetched_once(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    import fsspec
-
-    monkeypatch.setenv("MODELMILL_CACHE_DIR", str(tmp_path / "cache"))
-    remote: Any = fsspec.filesystem("memory")
-    remote.put(str(folder), "/bases/tiny", recursive=True)
-    remote.pipe_file("/bases/tiny/pytorch_model.bin", b"not wanted")
-    base = BaseModel("folder", "memory://bases/tiny", {"files": {"config.json": {"etag": "1"}}})
-
-    fetched = local_base(base)
-    remote.rm("/bases/tiny/model.safetensors")
-
-    assert local_base(base) == fetched
-    assert {path.name for path in fetched.iterdir()} == {path.name for path in folder.iterdir()}
-    assert (fetched / "model.safetensors").read_bytes() == (
-        folder / "model.safetensors"
-    ).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,8 @@ from tiny_training import LLAMA, experiment, write_tokenizer
 
 from configs.errors import ConfigError, ResourceError
 from configs.model import ModelConfig
-from tasks.base_model import (
-    build_model,
-    chat_template_text,
-    load_tokenizer_files,
-    resolve_base,
-    tokenizer_identity,
-)
+from tasks.base_model import build_model, resolve_base
+from tasks.base_tokenizer import chat_template_text, load_tokenizer_files, tokenizer_identity
 from tasks.prepare.template import shipped_template
 
 

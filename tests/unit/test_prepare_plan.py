@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from configs.data import DataConfig
 from configs.errors import DataError
+from tasks.files import FileEntry
 from tasks.prepare import plan
 from tasks.prepare.plan import PlannedShard, pack, write_plan
 from tasks.prepare.report import Reading, RejectedRow, check_rejected, percentiles, summarise
@@ -22,7 +23,6 @@ from tasks.prepare.shards import INDEX
 from tasks.prepare.sources import SourceFile
 from tasks.prepare.splits import cut_units
 from tasks.prepare.units import UnitCounts, UnitResult
-from tasks.storage import FileEntry
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=60)
 

@@ -16,7 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from configs.errors import ConfigError, ResourceError
 from configs.secret import Secret
-from tasks.storage import Location, hash_bytes, hash_file
+from tasks.files import hash_bytes, hash_file
+from tasks.storage import Location
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs: needs root")
 
