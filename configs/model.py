@@ -31,6 +31,9 @@ class TokenizerConfig(Section):
     source: PathOrUri | None = execution(
         None, description="Hub id, folder or fsspec URI of another tokenizer; null: the base's."
     )
+    revision: str | None = execution(
+        None, description="Branch, tag or commit of `source`, where that is a hub id."
+    )
     train: TrainTokenizerConfig | None = identity(
         None, description="Train a byte-level BPE on the data instead."
     )
@@ -45,6 +48,12 @@ class TokenizerConfig(Section):
                 "give source or train, not both",
                 fields=("source", "train"),
                 hint="source uses a tokenizer that is there, train makes a new one",
+            )
+        if self.revision is not None and self.source is None:
+            yield BrokenRule(
+                "a revision is given without source",
+                fields=("revision", "source"),
+                hint="a revision is a branch, tag or commit of the hub id in source",
             )
 
 

@@ -114,8 +114,8 @@ def runs(
 
     from flows.records import find_run, list_runs
 
-    place = Location(workspace)
     with _answering(as_json=as_json, debug=debug) as answer:
+        place = Location(workspace)
         if run_id is None:
             records = list_runs(place)
             answer["runs"] = [asdict(record) for record in records]

@@ -40,18 +40,22 @@ def with_objects(
     """The experiment that starts from these objects instead of what its `model` section names.
 
     They are saved as `<workspace>/objects/<kind>-<hash>/`, where workers on every node find them.
+    A model alone keeps the tokenizer that the config names, be it the base's own; a chat template
+    in the config holds for a tokenizer object, too.
     """
     workspace = Location(experiment.workspace, experiment.compute.storage_options)
     section = experiment.model
+    chosen = section.tokenizer
+    if tokenizer is not None:
+        source = _saved("tokenizer", tokenizer.save_pretrained, workspace)
+        chosen = chosen.model_copy(update={"source": source, "revision": None, "train": None})
+    elif model is not None and chosen.source is None and chosen.train is None:
+        own = {"source": section.base, "revision": section.revision}
+        chosen = chosen.model_copy(update=own)
+    section = section.model_copy(update={"tokenizer": chosen})
     if model is not None:
         base = _saved("model", model.save_pretrained, workspace)
         section = section.model_copy(update={"base": base, "revision": None, "scratch": None})
-    if tokenizer is not None:
-        source = _saved("tokenizer", tokenizer.save_pretrained, workspace)
-        chosen = section.tokenizer.model_copy(
-            update={"source": source, "train": None, "chat_template": None}
-        )
-        section = section.model_copy(update={"tokenizer": chosen})
     return experiment.model_copy(update={"model": section})
 
 

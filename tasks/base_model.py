@@ -17,9 +17,8 @@ from tasks import hub
 from tasks.files import cache_folder, hash_bytes
 from tasks.fingerprint import canonical_json
 from tasks.origin import (
-    GENERATION_CONFIG,
+    MODEL_FILES,
     TOKENIZER_FILES,
-    WEIGHT_FILES,
     BaseModel,
     find_origin,
     folder_identity,
@@ -92,11 +91,8 @@ def local_base(base: BaseModel) -> Path:
 
 
 def _is_wanted(name: str) -> bool:
-    return (
-        name == GENERATION_CONFIG
-        or name.endswith(".py")
-        or any(pattern.fullmatch(name) for pattern in (WEIGHT_FILES, TOKENIZER_FILES))
-    )
+    known = any(pattern.fullmatch(name) for pattern in (MODEL_FILES, TOKENIZER_FILES))
+    return known or name.endswith(".py")
 
 
 def build_model(

@@ -29,10 +29,10 @@ from tasks.storage import Location
 def tokenizer_identity(
     model: ModelConfig, base: BaseModel, options: Mapping[str, Secret] | None = None
 ) -> dict[str, Any]:
-    """JSON that changes with any byte of tokenizer or chat template.
+    """JSON that changes with any byte of tokenizer, chat template or generation config.
 
-    A tokenizer trained on the data is determined by the config and the data, so only its template
-    stands here.
+    The generation config says which tokens end a turn. A tokenizer trained on the data is
+    determined by the config and the data, so only its template stands here.
 
     Raises:
         ConfigError: There is no tokenizer where it should be.
@@ -44,10 +44,19 @@ def tokenizer_identity(
             identity["files"] = folder_identity(origin, _tokenizer_files(origin))
         else:
             identity["origin"] = origin.identity
+        if origin != base and GENERATION_CONFIG not in identity.get("files", {}):
+            identity["generation"] = _generation_identity(base)
     template = chat_template_text(model)
     if template is not None:
         identity["chat_template"] = hash_bytes(template.encode())
     return identity
+
+
+def _generation_identity(base: BaseModel) -> Any:
+    """Of the generation config that comes with the base; a folder's file, else the whole base."""
+    if base.kind == "folder":
+        return base.identity.get("files", {}).get(GENERATION_CONFIG)
+    return base.identity
 
 
 def chat_template_text(model: ModelConfig) -> str | None:
@@ -141,8 +150,9 @@ def drop_json_keys(path: Path, *keys: str) -> None:
 def _tokenizer_origin(
     model: ModelConfig, base: BaseModel, options: Mapping[str, Secret]
 ) -> BaseModel:
-    if model.tokenizer.source is not None:
-        return find_origin(model.tokenizer.source, None, options, where="model.tokenizer.source")
+    given = model.tokenizer
+    if given.source is not None:
+        return find_origin(given.source, given.revision, options, where="model.tokenizer.source")
     return base
 
 

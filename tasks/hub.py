@@ -122,6 +122,17 @@ def download(name: str, commit: str) -> Path:
         ) from error
 
 
+def cached_folder(name: str, commit: str) -> Path | None:
+    """The folder of one commit in the hub's local cache; None: it isn't there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=commit, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
 def _cached_commit(name: str, revision: str) -> str | None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name

@@ -17,8 +17,10 @@ from tasks.hashcache import content_hash, content_identity
 from tasks.storage import Location
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-WEIGHT_FILES = re.compile(r"config\.json|.*\.safetensors|.*\.safetensors\.index\.json")
 GENERATION_CONFIG = "generation_config.json"
+MODEL_FILES = re.compile(
+    r"config\.json|generation_config\.json|.*\.safetensors|.*\.safetensors\.index\.json"
+)
 TOKENIZER_FILES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
     r"|vocab\.(json|txt)|merges\.txt|.*\.model|.*\.jinja|chat_template\.json"
@@ -105,7 +107,7 @@ def model_files(base: BaseModel, *, code: bool) -> list[str]:
             "the folder has no .safetensors file",
             hint="convert the weights to safetensors first; pickled weights aren't read",
         )
-    return [n for n in names if WEIGHT_FILES.fullmatch(n) or (code and n.endswith(".py"))]
+    return [n for n in names if MODEL_FILES.fullmatch(n) or (code and n.endswith(".py"))]
 
 
 def folder_identity(origin: BaseModel, names: list[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError, ResourceError
+from tasks.errors import first_line
 
 _NEEDED = ("config.json", "tokenizer_config.json")
 
@@ -50,15 +51,15 @@ def answer(
 
 def _load(folder: Path) -> tuple[Any, Any]:
     """Tokenizer and model, from nothing but the folder."""
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:
+        # `tokenizers` raises bare exceptions, and the files come from outside: they are at fault.
         raise ResourceError(
-            f"the model's files can't be read: {error}",
+            f"the model's files can't be read: {first_line(error)}",
             where=str(folder),
             hint="export it again: modelmill run CONFIG --until export",
             code="model_unreadable",

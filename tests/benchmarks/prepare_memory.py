@@ -4,7 +4,8 @@
 
 Each size is prepared by a process of its own with a Ray of its own on two CPUs; the processes'
 resident memory is sampled from outside. Prints a Markdown table: `driver` is the process that runs
-the stage, `worker` the largest of Ray's worker processes, `all workers` their sum at its highest.
+the stage, `worker` the largest of Ray's worker processes, `all workers` their sum at its highest
+and how many there were then: Ray starts and keeps idle ones as it sees fit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def write_rows(path: Path, count: int) -> None:
 
 
 def config(folder: Path) -> str:
-    """The experiment, with units of 4 MiB."""
+    """The experiment, with units of 512 KiB, so that the smallest size has several."""
     return json.dumps(
         {
             "name": "memory",
@@ -69,7 +70,7 @@ def config(folder: Path) -> str:
             },
             "data": {
                 "sources": [{"path": str(folder / "rows.jsonl")}],
-                "split_bytes": 4 * 2**20,
+                "split_bytes": 2**19,
                 "packing": True,
             },
             "compute": {"num_cpus": 2},
@@ -115,23 +116,26 @@ def measure(count: int) -> str:
             stdout=subprocess.PIPE,
         )
         driver = psutil.Process(started.pid)
-        peaks = [0, 0, 0]
+        largest_driver = largest_worker = 0
+        together, count_then = 0, 0
         while started.poll() is None:
             sizes = [resident(process) for process in workers(driver)]
-            for place, value in enumerate((resident(driver), max(sizes, default=0), sum(sizes))):
-                peaks[place] = max(peaks[place], value)
+            largest_driver = max(largest_driver, resident(driver))
+            largest_worker = max(largest_worker, *sizes, 0)
+            together, count_then = max((together, count_then), (sum(sizes), len(sizes)))
             time.sleep(SAMPLE_SECONDS)
         seconds = time.monotonic() - began
         output, _ = started.communicate()
         assert started.returncode == 0, started.returncode
+        peaks = (largest_driver, largest_worker, together)
         megabytes = " | ".join(f"{peak / 2**20:,.0f}" for peak in peaks)
-        return f"| {count:,} | {int(output):,} | {megabytes} | {seconds:.0f} |"
+        return f"| {count:,} | {int(output):,} | {megabytes} | {count_then} | {seconds:.0f} |"
 
 
 def main() -> None:
     """Measure the sizes given on the command line."""
-    print("| rows | tokens | driver (MiB) | worker (MiB) | all workers (MiB) | seconds |")
-    print("|---:|---:|---:|---:|---:|---:|")
+    print("| rows | tokens | driver (MiB) | worker (MiB) | all workers (MiB) | of them | seconds |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
     for count in map(int, sys.argv[1:]):
         print(measure(count), flush=True)
 

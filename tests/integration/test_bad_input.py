@@ -60,7 +60,9 @@ def test_missing_file_names_the_nearest(sandbox: Sandbox) -> None:
 
 def test_empty_file(sandbox: Sandbox) -> None:
     sandbox.data.write_bytes(b"")
-    assert failure(sandbox)["exit_code"] == 3
+    error = failure(sandbox)
+    assert (error["exit_code"], error["where"]) == (3, "data.sources[0].path")
+    assert str(sandbox.data) in error["rule"]
 
 
 BAD_LINES = {
@@ -85,10 +87,12 @@ def test_every_bad_row_is_named_by_file_line_and_reason(sandbox: Sandbox) -> Non
         assert reason in told
 
 
-def test_file_of_only_bad_rows(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("limits", [(), ("data.limits.max_rejected=1",)], ids=["1 %", "all"])
+def test_file_of_only_bad_rows(limits: tuple[str, ...], sandbox: Sandbox) -> None:
     sandbox.data.write_text("not json\n" * 20)
-    error = failure(sandbox, "data.limits.max_rejected=1")
+    error = failure(sandbox, *limits)
     assert error["exit_code"] == 3
+    assert f"{sandbox.data}:1" in error["where"] + error["hint"]
 
 
 def test_tokenizer_without_chat_template(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -89,6 +89,17 @@ def test_plan_says_what_differs_without_heavy_imports(
     assert plan["worker_bytes"] > plan["num_parameters"]
 
 
+def test_run_with_another_learning_rate_reuses_the_data(
+    finished: tuple[Sandbox, dict[str, Any]],
+) -> None:
+    sandbox, first = finished
+    changes = ("train.learning_rate=0.001", "train.max_steps=2")
+    second = sandbox.run(*changes, options=["--until", "train"])
+    assert actions(second) == {"prepare": "reused", "train": "computed"}
+    prepared = second["stages"]["prepare"]["fingerprint"]
+    assert prepared == first["stages"]["prepare"]["fingerprint"]
+
+
 def test_data_of_other_versions_is_probed_without_heavy_imports(
     finished: tuple[Sandbox, dict[str, Any]],
 ) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -136,6 +138,31 @@ def test_wrong_usage_is_exit_2_without_a_traceback(
     told = sandbox.call(*arguments, "--json")
     answer = json.loads(told.stdout)
     assert (told.returncode, answer["status"], answer["error"]["code"]) == (2, "failed", "usage")
+
+
+def test_predict_from_broken_files_says_so(
+    finished: tuple[Sandbox, dict[str, Any]], tmp_path: Path
+) -> None:
+    sandbox, _ = finished
+    for name, content in {
+        "tokenizer.json": "{}",
+        "config.json": "[",
+        "model.safetensors": "",
+    }.items():
+        broken = tmp_path / name / "model"
+        shutil.copytree(next(sandbox.workspace.glob("export/*/attempts/*/model")), broken)
+        (broken / name).write_text(content)
+        done = sandbox.call("predict", str(broken), "3 May 2011")
+        assert done.returncode == 4, done.stderr
+        assert str(broken) in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_workspace_of_an_unknown_user_is_a_config_error(sandbox: Sandbox) -> None:
+    done = sandbox.call("runs", "--workspace", "~nouser/x", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "unknown_user"
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

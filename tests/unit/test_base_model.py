@@ -78,6 +78,29 @@ def test_tokenizer_is_identified_by_its_bytes_and_template(folder: Path, tmp_pat
     assert tokenizer_identity(plain, base) != before
 
 
+def test_generation_config_counts_as_it_says_what_ends_a_turn(
+    folder: Path, tokenizer_dir: Path
+) -> None:
+    def identities(**model: Any) -> list[Any]:
+        config = model_config(**model)
+        base = resolve_base(config)
+        return [base.identity, tokenizer_identity(config, base)]
+
+    models: list[dict[str, Any]] = [
+        {"base": str(folder)},
+        {"base": str(folder), "tokenizer": {"source": str(tokenizer_dir)}},
+    ]
+    before = [identity for model in models for identity in identities(**model)]
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    after = [identity for model in models for identity in identities(**model)]
+    assert all(old != new for old, new in zip(before, after, strict=True))
+
+    (tokenizer_dir / "generation_config.json").write_text('{"eos_token_id": 0}')
+    own = identities(**models[1])[1]
+    (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
+    assert identities(**models[1])[1] == own
+
+
 @pytest.mark.parametrize(
     ("make", "rule", "hint"),
     [

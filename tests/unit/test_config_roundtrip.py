@@ -100,8 +100,9 @@ def rules_kept(model: type[Section], values: dict[str, Any]) -> dict[str, Any]:
     """The values with those changed that can't go together."""
     if model is TrainConfig and values["max_steps"] is None:
         return {**values, "epochs": values["epochs"] or 1.5}
-    if model is TokenizerConfig and values["train"] is not None:
-        return {**values, "source": None}
+    if model is TokenizerConfig:
+        source = None if values["train"] is not None else values["source"]
+        return {**values, "source": source, "revision": values["revision"] if source else None}
     if model is SourceConfig:
         path = None if values["generate"] is not None else values["path"] or "rows.jsonl"
         return {**values, "path": path, "delimiter": values["delimiter"] or "####"}

@@ -25,15 +25,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELMILL_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def plan(tmp_path: Path, model: dict[str, Any]) -> Plan:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+def plan(tmp_path: Path, model: dict[str, Any], *, rows: int = 1, **train: Any) -> Plan:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n' * rows)
     experiment = Experiment.model_validate(
         {
             "name": "tiny",
             "workspace": str(tmp_path / "runs"),
             "model": {"tokenizer": {"train": {"vocab_size": 300}}, **model},
-            "data": {"sources": [{"path": str(rows)}]},
+            "data": {"sources": [{"path": str(path)}]},
+            "train": train,
         }
     )
     return plan_of(Run(experiment))
@@ -53,6 +54,36 @@ def write_base(folder: Path, weights: bytes) -> dict[str, Any]:
 def header(content: Any) -> bytes:
     data = json.dumps(content).encode()
     return len(data).to_bytes(8, "little") + data
+
+
+def test_steps_are_judged_by_the_sources_before_prepare_has_run(tmp_path: Path) -> None:
+    found = plan(tmp_path, scratch(), rows=20_000, global_batch_size=10, epochs=2)
+    # 5 % of the rows are held out.
+    assert found.steps == 3800
+    assert 20_000 < found.train_tokens < 20_000 * 35
+    assert not found.exact_steps and not found.exact_tokens
+    assert dict(found.estimate_lines())["steps"] == "about 3,800"
+
+
+def test_steps_that_the_config_names_are_exact(tmp_path: Path) -> None:
+    found = plan(tmp_path, scratch(), max_steps=7)
+    assert (found.steps, found.exact_steps) == (7, True)
+    assert dict(found.estimate_lines())["steps"] == "7"
+
+
+def test_parameters_of_a_hub_model_are_counted_in_the_local_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    folder = tmp_path / "hub" / "models--owner--name" / "snapshots" / commit
+    folder.parent.mkdir(parents=True)
+    model = {"base": "owner/name", "revision": commit}
+    assert plan(tmp_path, model).num_parameters is None
+    write_base(folder, header({"a": {"shape": [3, 4]}}))
+    assert plan(tmp_path, model).num_parameters == 12
 
 
 def test_parameters_of_a_new_model_are_counted(tmp_path: Path) -> None:
