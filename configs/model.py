@@ -38,7 +38,7 @@ class TokenizerConfig(Section):
         None, description="Train a byte-level BPE on the data instead."
     )
     chat_template: PathOrUri | None = execution(
-        None, description="Path of a .jinja file, or `chatml`; null: the tokenizer's own."
+        None, description="Path or URI of a .jinja file, or `chatml`; null: the tokenizer's own."
     )
 
     def broken_rules(self) -> Iterator[BrokenRule]:

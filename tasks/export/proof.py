@@ -141,12 +141,13 @@ def check(proof: Proof, *, dtype: str, require_stop: bool) -> None:
     Args:
         proof: What the fresh process found.
         dtype: Type of the exported weights, a key of `TOLERANCES`.
-        require_stop: Also refuse a model none of whose answers ended.
+        require_stop: Also refuse a model none of whose answers ended. One is enough: the proof is
+            that the folder's own end-of-turn ids end an answer, not that the model is good.
 
     Raises:
         ModelmillError: No row was compared (`nothing_proven`), other logits (`export_differs`),
-            other token ids (`tokenizer_differs`), or no answer that ended by itself
-            (`never_stops`).
+            other token ids (`tokenizer_differs`), no answer that ended by itself (`never_stops`),
+            or none that could be asked for (`no_room_to_answer`).
     """
     if proof.rows == 0:
         raise ModelmillError(
@@ -175,7 +176,15 @@ def check(proof: Proof, *, dtype: str, require_stop: bool) -> None:
             "tokenizer_config.json",
             code="tokenizer_differs",
         )
-    if require_stop and proof.asked_rows and not proof.stopped_rows:
+    if require_stop and not proof.asked_rows:
+        raise ModelmillError(
+            f"none of {proof.rows} held-out rows has a prompt that leaves room for an answer",
+            where="export.require_stop",
+            hint="lower evaluate.max_new_tokens to what the model's positions leave, or give up "
+            "this proof with export.require_stop=false",
+            code="no_room_to_answer",
+        )
+    if require_stop and not proof.stopped_rows:
         raise ModelmillError(
             f"none of {proof.asked_rows} answers ended with an end-of-turn token",
             where="export.require_stop",

@@ -10,6 +10,7 @@ import pytest
 from s3_server import S3Server, serving
 from tiny_training import experiment, write_tokenizer
 
+from configs.errors import ConfigError
 from configs.model import ModelConfig
 from tasks.base_model import build_model, local_base, resolve_base
 from tasks.base_tokenizer import load_tokenizer_files, tokenizer_identity
@@ -88,3 +89,19 @@ def test_tokenizers_of_two_places_are_kept_apart(server: S3Server, tmp_path: Pat
 
 def change_template(server: S3Server, folder: str) -> None:
     server.objects[f"{folder}/chat_template.jinja"] = b"{# changed #}"
+
+
+def test_template_in_the_store(server: S3Server, tmp_path: Path) -> None:
+    server.objects["bucket/own.jinja"] = b"{# own #}"
+    template = {"chat_template": "s3://bucket/own.jinja"}
+    config = ModelConfig.model_validate({"base": "s3://bucket/base", "tokenizer": template})
+    base = resolve_base(config)
+    before = tokenizer_identity(config, base)
+    load_tokenizer_files(config, base, tmp_path / "into")
+    assert (tmp_path / "into" / "chat_template.jinja").read_text() == "{# own #}"
+
+    server.objects["bucket/own.jinja"] = b"{# another #}"
+    assert tokenizer_identity(config, base) != before
+    del server.objects["bucket/own.jinja"]
+    with pytest.raises(ConfigError, match=r"no template file s3://bucket/own\.jinja"):
+        tokenizer_identity(config, base)
