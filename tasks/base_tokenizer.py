@@ -46,7 +46,7 @@ def tokenizer_identity(
             identity["origin"] = origin.identity
         if origin != base and GENERATION_CONFIG not in identity.get("files", {}):
             identity["generation"] = _generation_identity(base)
-    template = chat_template_text(model)
+    template = chat_template_text(model, options)
     if template is not None:
         identity["chat_template"] = hash_bytes(template.encode())
     return identity
@@ -59,7 +59,9 @@ def _generation_identity(base: BaseModel) -> Any:
     return base.identity
 
 
-def chat_template_text(model: ModelConfig) -> str | None:
+def chat_template_text(
+    model: ModelConfig, options: Mapping[str, Secret] | None = None
+) -> str | None:
     """The template that `model.tokenizer.chat_template` names; None: the tokenizer's own counts.
 
     Raises:
@@ -71,30 +73,40 @@ def chat_template_text(model: ModelConfig) -> str | None:
         return None
     if name in shipped_templates():
         return shipped_template(name)
-    path, where = Path(name), "model.tokenizer.chat_template"
-    with storage_errors(name):
-        if not path.is_file():
-            is_folder = path.is_dir()
-            inside = min(path.glob("*.jinja"), default=None)
-            near = f"did you mean {inside}?" if inside else ""
-            raise ConfigError(
-                f"{name} is a folder" if is_folder else f"there is no template file {name}",
-                where=where,
-                hint=near
-                or (not is_folder and nearest_path(path))
-                or f"give the path of a .jinja file, or {', '.join(shipped_templates())}",
-                code="template_not_found",
-            )
-        data = path.read_bytes()
+    data = (
+        Location(name, options or {}).read_if_exists() if "://" in name else _local_template(name)
+    )
+    if data is None:
+        raise _no_template(f"there is no template file {name}", "")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"byte {error.start} of {name} isn't UTF-8",
-            where=where,
+            where="model.tokenizer.chat_template",
             hint="save the template as UTF-8",
             code="template_encoding",
         ) from error
+
+
+def _local_template(name: str) -> bytes:
+    path = Path(name)
+    with storage_errors(name):
+        if path.is_dir():
+            inside = min(path.glob("*.jinja"), default=None)
+            raise _no_template(f"{name} is a folder", f"did you mean {inside}?" if inside else "")
+        if not path.is_file():
+            raise _no_template(f"there is no template file {name}", nearest_path(path))
+        return path.read_bytes()
+
+
+def _no_template(rule: str, hint: str) -> ConfigError:
+    return ConfigError(
+        rule,
+        where="model.tokenizer.chat_template",
+        hint=hint or f"give the path of a .jinja file, or {', '.join(shipped_templates())}",
+        code="template_not_found",
+    )
 
 
 def load_tokenizer_files(
@@ -131,7 +143,7 @@ def load_tokenizer_files(
         raise _no_tokenizer(origin, first_line(error)) from error
     if not tokenizer.is_fast:
         raise _no_tokenizer(origin, "it has no tokenizer.json form")
-    template = chat_template_text(model)
+    template = chat_template_text(model, options)
     if template is not None:
         tokenizer.chat_template = template
     into.mkdir(parents=True, exist_ok=True)

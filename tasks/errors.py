@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Generator
 
 from configs.errors import ModelmillError, ResourceError
 
+LASTING = frozenset({"no_space", "no_permission", "not_a_folder"})
+"""Codes of a `ResourceError` that stands until somebody mends the machine: no retry helps."""
+
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (*_FULL_DISK, errno.EROFS)
 
 
 @contextlib.contextmanager
 def storage_errors(where: str, *, remote: bool = False) -> Generator[None]:
     """Turn what the operating system or a store reports into a `ResourceError` naming `where`.
+
+    A full or read-only disk is known also where a library hides it in an error of its own.
 
     Args:
         where: Path or URI that the block works on.
@@ -24,9 +31,12 @@ def storage_errors(where: str, *, remote: bool = False) -> Generator[None]:
         yield
     except ModelmillError:
         raise
-    except OSError as error:
-        raise as_resource_error(error, where) from error
     except Exception as error:
+        found = unwritable(error, where)
+        if found is None and isinstance(error, OSError):
+            found = as_resource_error(error, where)
+        if found is not None:
+            raise found from error
         if not remote:
             raise
         raise ResourceError(
@@ -76,13 +86,39 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def unwritable(error: BaseException, where: str) -> ResourceError | None:
+    """The `ResourceError` for a full or read-only disk behind an error; None: it's another fault.
+
+    Libraries report it in ways of their own: safetensors and Ray as text only, torch and numpy with
+    another error raised while they close the file. So the whole chain is looked through.
+    """
+    behind: BaseException | None = error
+    while behind is not None:
+        number = _unwritable_number(behind)
+        if number is not None:
+            return as_resource_error(OSError(number, os.strerror(number)), where)
+        hidden = behind.__suppress_context__
+        behind = behind.__cause__ or (None if hidden else behind.__context__)
+    return None
+
+
+def _unwritable_number(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in _UNWRITABLE else None
+    text = str(error)
+    return next((number for number in _UNWRITABLE if os.strerror(number) in text), None)
+
+
 def as_resource_error(error: OSError, where: str) -> ResourceError:
     """The `ResourceError` for an `OSError`: what failed at `where`, and what to do about it."""
     reason = error.strerror or str(error) or type(error).__name__
     code, rule, hint = "storage_failed", f"can't be read or written: {reason}", ""
     if error.errno in _FULL_DISK:
         code, rule = "no_space", f"no space left: {reason}"
-        hint = "free some space or choose another workspace; the same command goes on from there"
+        hint = (
+            "free some space, or choose another workspace (for temporary files another TMPDIR); "
+            "the same command goes on from there"
+        )
     elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
         code, rule = "no_permission", f"no permission: {reason}"
         hint = "change its rights or choose another path (for a workspace: workspace=PATH)"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import errno
 import importlib.metadata
 import json
 import logging
@@ -20,9 +19,10 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+from configs.errors import ModelmillError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, ArtifactStore, Manifest, OpenArtifact
-from tasks.errors import as_resource_error
+from tasks.errors import unwritable
 from tasks.fingerprint import canonical_json, fingerprint
 from tasks.lease import acquire
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 SpecT = TypeVar("SpecT", contravariant=True)
 ResultT = TypeVar("ResultT", covariant=True)
-
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Progress(Protocol):
@@ -288,10 +286,14 @@ def _full_disk(where: str) -> Generator[None]:
     """A full or read-only disk is the machine's fault, also where a stage writes without us."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _UNWRITABLE:
+    except ModelmillError:
+        raise
+    except Exception as error:
+        name = error.filename if isinstance(error, OSError) else None
+        found = unwritable(error, name or where)
+        if found is None:
             raise
-        raise as_resource_error(error, error.filename or where) from error
+        raise found from error
 
 
 def _result_json(result: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, OpenArtifact
-from tasks.base_model import BaseModel, build_model
+from tasks.base_model import BaseModel, build_model, check_base_unchanged
 from tasks.evaluate.scores import to_jsonl
 from tasks.evaluate.units import Unit
 from tasks.prepare.reading import PreparedSide, stop_token_ids
@@ -54,7 +54,11 @@ class EvaluateWorker:
         self._loaded: tuple[str, PreTrainedModel] | None = None
 
     def run(self, unit: Unit) -> Unit:
-        """Score a unit's rows, write the predictions and record the unit."""
+        """Score a unit's rows, write the predictions and record the unit.
+
+        Raises:
+            DataError: The base was changed meanwhile (`base_changed`).
+        """
         from transformers import AutoTokenizer
 
         from tasks.evaluate.generate import Decoding, score_rows
@@ -78,6 +82,9 @@ class EvaluateWorker:
             ),
             generate=section.generate,
         )
+        if unit.model == BASE:
+            # On a CPU the weights may still be the file's own pages.
+            check_base_unchanged(job.experiment.model, job.base)
         entry = job.output.write_bytes(unit.file, to_jsonl(predictions), unit=True)
         meta = {"unit": asdict(unit), "numerics": job.numerics}
         job.output.record_unit(unit.name, {unit.file: entry}, meta)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.errors import storage_errors
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -56,7 +58,8 @@ class Reference:
         }
         for index, row in enumerate(self.rows):
             arrays |= {f"{index}.{name}": np.asarray(value) for name, value in vars(row).items()}
-        np.savez(path, **arrays)
+        with storage_errors(str(path)):
+            np.savez(path, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> Reference:

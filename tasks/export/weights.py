@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.errors import storage_errors
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -29,13 +31,17 @@ def save_model(model: PreTrainedModel, folder: Path, *, dtype: str) -> None:
 
     The same weights give the same bytes: tensors are laid out by name, and config.json tells
     nothing about where the model was loaded from.
+
+    Raises:
+        ResourceError: The folder can't be written (`no_space`, ...).
     """
     import torch
 
     cast: Any = model.to
     cast(getattr(torch, dtype))
     model.config.use_cache = True
-    model.save_pretrained(folder)
+    with storage_errors(str(folder)):
+        model.save_pretrained(folder)
     path = folder / "config.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     write_json(path, {key: value for key, value in config.items() if key not in _LEAKS})
@@ -63,11 +69,13 @@ def write_generation_config(
 
 def copy_tokenizer(tokenizer_dir: Path, folder: Path) -> None:
     """Copy the tokenizer's files, chat template included, byte for byte."""
-    for path in sorted(tokenizer_dir.iterdir()):
-        if path.name not in (_GENERATION_CONFIG, "config.json"):
-            shutil.copyfile(path, folder / path.name)
+    with storage_errors(str(folder)):
+        for path in sorted(tokenizer_dir.iterdir()):
+            if path.name not in (_GENERATION_CONFIG, "config.json"):
+                shutil.copyfile(path, folder / path.name)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON as the libraries of the field do: two spaces, sorted keys, a final newline."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    with storage_errors(str(path)):
+        path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from typing import Any
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, OpenArtifact
 from tasks.base_model import BaseModel
+from tasks.errors import storage_errors
 from tasks.export import weights
 from tasks.export.card import CardFacts, model_card
 from tasks.export.proof import Proof, check, prove_in_fresh_process
@@ -80,7 +81,8 @@ class ExportWorker:
             )
             check(proof, dtype=section.dtype, require_stop=section.require_stop)
             facts = self._facts(model_type, num_parameters, proof)
-            (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
+            with storage_errors(str(folder)):
+                (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
             paths = sorted(path for path in folder.rglob("*") if path.is_file())
             names = {f"{prefix}/{path.relative_to(folder).as_posix()}": path for path in paths}
             files = {name: self._job.output.upload(name, path) for name, path in names.items()}

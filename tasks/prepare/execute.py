@@ -31,7 +31,13 @@ from tasks.prepare.report import (
 )
 from tasks.prepare.sources import check_unchanged, open_source
 from tasks.prepare.splits import cut_units, read_lines
-from tasks.prepare.stage import PrepareResult, PrepareSpec, PrepareStage, trained_template
+from tasks.prepare.stage import (
+    PrepareResult,
+    PrepareSpec,
+    PrepareStage,
+    check_tokenizer_unchanged,
+    trained_template,
+)
 from tasks.prepare.tokenizer import (
     TokenizerFolder,
     folder_hash,
@@ -95,8 +101,11 @@ class Preparation:
             )
         else:
             texts = islice(self._rows(), train.max_rows)
-            template = trained_template(self._spec.model)
+            template = trained_template(self._spec.model, self._spec.options)
             train_tokenizer((text for row in texts for text in row), train, template, folder)
+            for file in self._spec.files:
+                check_unchanged(file)
+        check_tokenizer_unchanged(self._spec)
         entries = {
             path.name: self._output.upload(f"tokenizer/{path.name}", path)
             for path in sorted(folder.iterdir())
@@ -115,7 +124,6 @@ class Preparation:
                         yield _texts(parse_row(line, source).content)
                     except Rejected:
                         continue
-            check_unchanged(file)
 
     def _units(self, tokenizer: dict[str, FileEntry]) -> list[UnitResult]:
         """All units in order; those that no attempt has finished are made on Ray."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from configs.data import DataConfig
+from configs.errors import ConfigError
 from configs.experiment import Experiment
 from configs.model import ModelConfig
 from configs.secret import Secret
 from tasks.artifacts import Artifact, OpenArtifact
-from tasks.base_model import BaseModel
+from tasks.base_model import BaseModel, base_changed, base_now
 from tasks.base_tokenizer import chat_template_text, tokenizer_identity
 from tasks.files import hash_bytes
 from tasks.fingerprint import canonical_json
@@ -94,23 +95,47 @@ def prepare_spec(experiment: Experiment, base: BaseModel) -> PrepareSpec:
         ResourceError: A store or file can't be reached.
     """
     options = experiment.compute.storage_options
-    tokenizer = tokenizer_identity(experiment.model, base, options)
-    if experiment.model.tokenizer.train is not None:
-        template = trained_template(experiment.model)
-        tokenizer = {**tokenizer, "chat_template": hash_bytes(template.encode())}
     return PrepareSpec(
         data=experiment.data,
         model=experiment.model,
         base=base,
         files=resolve_sources(experiment.data, options),
-        tokenizer=tokenizer,
+        tokenizer=_tokenizer_identity(experiment.model, base, options),
         options=options,
     )
 
 
-def trained_template(model: ModelConfig) -> str:
+def check_tokenizer_unchanged(spec: PrepareSpec) -> None:
+    """Compares tokenizer and chat template that were read with what they were at the start.
+
+    Raises:
+        DataError: Their content is another, or they are gone (`base_changed`).
+        ResourceError: They can't be reached any more.
+    """
+    where = spec.model.tokenizer.source or spec.base.location
+    try:
+        now = _tokenizer_identity(spec.model, base_now(spec.model, spec.base), spec.options)
+    except ConfigError as error:
+        raise base_changed(where) from error
+    if now.get("chat_template") != spec.tokenizer.get("chat_template"):
+        raise base_changed(spec.model.tokenizer.chat_template or where)
+    if now != spec.tokenizer:
+        raise base_changed(where)
+
+
+def _tokenizer_identity(
+    model: ModelConfig, base: BaseModel, options: Mapping[str, Secret]
+) -> dict[str, Any]:
+    identity = tokenizer_identity(model, base, options)
+    if model.tokenizer.train is not None:
+        template = trained_template(model, options)
+        identity["chat_template"] = hash_bytes(template.encode())
+    return identity
+
+
+def trained_template(model: ModelConfig, options: Mapping[str, Secret]) -> str:
     """The chat template of a tokenizer that is trained on the data: the config's, else ChatML."""
-    template = chat_template_text(model)
+    template = chat_template_text(model, options)
     return shipped_template(_DEFAULT_TEMPLATE) if template is None else template
 
 

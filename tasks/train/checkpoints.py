@@ -12,11 +12,12 @@ part of the name keeps two writers of one step apart.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,18 @@ class Found:
 def new_folder(attempt: Location, step: int) -> Location:
     """Where a checkpoint of this step will lie; a fresh place at every call."""
     return attempt.join(FOLDER, f"step-{step:08d}-{secrets.token_hex(4)}")
+
+
+@contextlib.contextmanager
+def removed_if_full(target: Location) -> Generator[None]:
+    """Removes what there is of a checkpoint when the disk gets full, so that tries don't add up."""
+    try:
+        yield
+    except ResourceError as error:
+        if error.code == "no_space":
+            with contextlib.suppress(ResourceError):
+                _delete(target)
+        raise
 
 
 def upload_files(folder: Path, target: Location) -> dict[str, FileEntry]:

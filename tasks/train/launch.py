@@ -18,7 +18,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback
 
 from configs.compute import ComputeConfig
 from configs.errors import ModelmillError, ResourceError
-from tasks.errors import is_loss, ray_errors
+from tasks.errors import is_loss, ray_errors, unwritable
 from tasks.stage import Context
 from tasks.train.monitor import Failure, Monitor, Snapshot
 from tasks.train.worker import TrainJob, train_loop
@@ -72,7 +72,8 @@ def launch(job: TrainJob, context: Context) -> None:
                     code="stopped",
                 )
         if fit.error is not None:
-            raise _explained(fit.error, _snapshot(monitor).failure)
+            full = unwritable(fit.error, job.output.location.uri)
+            raise _explained(full or fit.error, _snapshot(monitor).failure)
         _look(fit, job, context)
     finally:
         _end_workers(monitor, fit, job.experiment.compute.grace_seconds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.errors import ModelmillError, ResourceError
+from tasks.errors import LASTING, unwritable
 
 _PEER_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe")
 
@@ -69,9 +70,10 @@ class Monitor:
     def failed(self, step: int, error: Exception, trace: str) -> None:
         """A worker has failed.
 
-        A user's error is fatal at once, and so is a bug before training begins; anything else when
-        a second group of workers fails with it at the same step. What a lost peer causes in the
-        others is never fatal: how often that is tried again is Ray's `max_failures`.
+        A user's error is fatal at once, and so are a full disk and a bug before training begins;
+        anything else when a second group of workers fails with it at the same step. What a lost
+        peer causes in the others is never fatal: how often that is tried again is Ray's
+        `max_failures`.
         """
         key = (step, f"{type(error).__name__}: {error}")
         group = self._snapshot.groups
@@ -86,9 +88,37 @@ class Monitor:
         return self._snapshot
 
 
+def as_told(error: Exception, where: str) -> Exception:
+    """A worker's error as the driver should hear of it; it has to survive pickling.
+
+    Args:
+        error: What was raised.
+        where: Where the worker writes, for a disk that can't take any more.
+    """
+    import cloudpickle
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return ResourceError(
+            f"the GPU's memory is full: {str(error).splitlines()[0]}",
+            where="train.micro_batch_size",
+            hint="lower it, or set train.gradient_checkpointing=true; neither changes the result",
+            code="gpu_out_of_memory",
+        )
+    if not isinstance(error, ModelmillError):
+        error = unwritable(error, where) or error
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def _deterministic(step: int, error: Exception) -> bool:
+    if isinstance(error, ResourceError):
+        return error.code in LASTING
     if isinstance(error, ModelmillError):
-        return not isinstance(error, ResourceError)
+        return True
     return step < 0 and not isinstance(error, (OSError, RuntimeError))
 
 

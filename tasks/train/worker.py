@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ResourceError
 from configs.experiment import Experiment
 from tasks.artifacts import Artifact, OpenArtifact
-from tasks.base_model import BaseModel, build_model
+from tasks.base_model import BaseModel, build_model, check_base_unchanged
+from tasks.errors import storage_errors
 from tasks.files import FileEntry
 from tasks.prepare.reading import PreparedSide, stop_token_ids
 from tasks.train import checkpoints
 from tasks.train.batches import MicroBatches, StepLayout, StepSampler
 from tasks.train.checkpoints import Checkpoint
+from tasks.train.monitor import as_told
 from tasks.train.start import Opened, open_start
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def train_loop(config: dict[str, Any]) -> None:
     try:
         worker.run()
     except Exception as error:
-        told = _as_told(error)
+        told = as_told(error, job.output.location.uri)
         ray.get(job.monitor.failed.remote(worker.step, told, traceback.format_exc()))
         raise
 
@@ -95,6 +96,7 @@ class _Worker:
             scratch = Path(temporary)
             self._start = self._open_start(scratch / "start")
             self.step = self._start.step
+            self._from_base = self._start.checkpoint is None
             if self._start.folder is not None:
                 self._losses = json.loads((self._start.folder / LOSSES).read_bytes())
             if self.step < self._job.num_steps:
@@ -201,19 +203,25 @@ class _Worker:
         final = step == self._job.num_steps
         entries: dict[str, FileEntry] = {}
         target = _from_rank_0(checkpoints.new_folder(output.location, step))
+        if self._rank == 0 and self._from_base:
+            # Until the first step, weights may be the file's own pages.
+            check_base_unchanged(self._job.experiment.model, self._job.base)
+            self._from_base = False
         # Under DDP rank 0 has all of the state; sharded state would add files of other ranks.
         if self._rank == 0:
-            with tempfile.TemporaryDirectory() as temporary:
+            with checkpoints.removed_if_full(target), tempfile.TemporaryDirectory() as temporary:
                 folder = Path(target.path if target.is_local else temporary)
-                folder.mkdir(parents=True, exist_ok=True)
-                self._write_state(trainer, folder, final=final)
-                entries = checkpoints.upload_files(folder, target)
+                with storage_errors(str(folder)):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    self._write_state(trainer, folder, final=final)
+                    entries = checkpoints.upload_files(folder, target)
         files = {name: entry for part in _gather(entries) for name, entry in part.items()}
         if self._rank == 0:
             numerics = extend_numerics(self._start.numerics, self._numerics(step))
             model: Any = trainer.model
             size = int(model.num_parameters())
-            checkpoints.mark_complete(Checkpoint(target, step, final, size, files, numerics))
+            with checkpoints.removed_if_full(target):
+                checkpoints.mark_complete(Checkpoint(target, step, final, size, files, numerics))
             attempts = [output.location, *output.earlier_attempts]
             keep = self._job.experiment.train.checkpoint.keep
             checkpoints.prune(attempts, keep=keep, newest=step)
@@ -231,8 +239,10 @@ class _Worker:
         if not final:
             optimizer: Any = trainer.optimizer
             scheduler: Any = trainer.lr_scheduler
-            torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-            torch.save(scheduler.state_dict(), folder / "scheduler.pt")
+            for name, part in {"optimizer.pt": optimizer, "scheduler.pt": scheduler}.items():
+                # Through a file of Python's, whose errors say what failed; torch's own don't.
+                with (folder / name).open("wb") as stream:
+                    torch.save(part.state_dict(), stream)
             trainer.state.save_to_json(str(folder / "trainer_state.json"))
 
     def _numerics(self, step: int) -> dict[str, Any]:
@@ -264,25 +274,6 @@ def extend_numerics(
         if same and last["last_step"] == record["first_step"]:
             return (*earlier[:-1], {**record, "first_step": last["first_step"]})
     return (*earlier, record)
-
-
-def _as_told(error: Exception) -> Exception:
-    """The error as the driver should hear of it; it has to survive pickling."""
-    import cloudpickle
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError):
-        return ResourceError(
-            f"the GPU's memory is full: {str(error).splitlines()[0]}",
-            where="train.micro_batch_size",
-            hint="lower it, or set train.gradient_checkpointing=true; neither changes the result",
-            code="gpu_out_of_memory",
-        )
-    try:
-        cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _world_size() -> int:
