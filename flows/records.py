@@ -9,10 +9,10 @@ import datetime
 import difflib
 import json
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, ModelmillError
 from tasks.stage import Outcome
 from tasks.storage import Location
 
@@ -53,7 +53,10 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run; times are seconds since the epoch. Secrets appear as references only."""
+    """A run; times are seconds since the epoch. Secrets appear as references only.
+
+    `status` is `running`, `completed`, `failed`, `stopped` (by a signal) or `crashed` (killed).
+    """
 
     run_id: str
     name: str
@@ -79,16 +82,37 @@ class RunRecord:
         return cls(stages=stages, **raw)
 
 
+def _read(place: Location) -> RunRecord | None:
+    """The record there; None if there is none, or it was cut short."""
+    data = place.read_if_exists()
+    try:
+        return None if data is None else RunRecord.parse(data)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def mark_crashed(workspace: Location, run_id: str) -> None:
+    """Says of a run whose process was killed that it no longer runs.
+
+    Raises:
+        ResourceError: The record can't be read or written.
+    """
+    record = _read(workspace.join("runs", f"{run_id}.json"))
+    if record is not None and record.status == "running":
+        error = ModelmillError(
+            "the process was killed",
+            where=run_id,
+            hint="the same command goes on from there",
+            code="killed",
+        )
+        replace(record, status="crashed", error=error.as_dict()).save(workspace)
+
+
 def list_runs(workspace: Location) -> list[RunRecord]:
     """All runs of a workspace, the newest first; records cut short are left out."""
-    records: list[RunRecord] = []
-    for name in sorted(workspace.join("runs").list(), reverse=True):
-        if name.endswith(".json"):
-            try:
-                records.append(RunRecord.parse(workspace.join("runs", name).read_bytes()))
-            except (ValueError, TypeError, KeyError):
-                continue
-    return records
+    names = sorted(workspace.join("runs").list(), reverse=True)
+    found = [_read(workspace.join("runs", name)) for name in names if name.endswith(".json")]
+    return [record for record in found if record is not None]
 
 
 def find_run(workspace: Location, run_id: str, *, having: str | None = None) -> RunRecord:

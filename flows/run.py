@@ -185,7 +185,9 @@ class Run:
         None also where a server is named, since whoever looks there wants to see the run, and where
         a killed run left something behind that only Prefect can clean up.
         """
-        if os.environ.get("PREFECT_API_URL") or left_behind(self.notes):
+        if os.environ.get("PREFECT_API_URL"):
+            return None
+        if any(note is None or note.is_due for _, note in left_behind(self.notes)):
             return None
         return self.reused()
 
@@ -210,7 +212,7 @@ class Run:
             ModelmillError: The stage failed for a reason that the user can mend.
         """
         if not self.outcomes:
-            check_before_start(self.experiment.compute)
+            self._check_resources()
         node = self.nodes[name]
         inputs = {need: self.outcomes[need].artifact for need in node.needs}
         outcome = materialise(node.stage, node.spec, inputs, self.store, self._context)
@@ -218,6 +220,19 @@ class Run:
         self.progress.update(name, 1, 1, outcome.action)
         self.record("running")
         return outcome
+
+    def _check_resources(self) -> None:
+        """Refuses a training that can't be placed before prepare works for it in vain.
+
+        Raises:
+            ResourceError: Names needed and available CPUs.
+        """
+        try:
+            check_before_start(self.experiment.compute)
+        except ResourceError:
+            training = self.expectations().get("train")
+            if training is not None and training.action != "reuse":
+                raise
 
     def record(self, status: str, error: ModelmillError | None = None) -> None:
         """Writes the record of the run as it stands; a failure to do so is only a warning."""
@@ -258,7 +273,8 @@ class Run:
 
 @contextlib.contextmanager
 def recorded(run: Run) -> Generator[None]:
-    """Notes how a run ends that doesn't end well, and lets go of its Ray in any case."""
+    """Notes that a run begins and how it ends, if not well; lets go of its Ray in any case."""
+    run.record("running")
     try:
         yield
     except ModelmillError as error:

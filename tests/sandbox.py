@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
         },
         "tokenizer": {"train": {"vocab_size": 320}},
     },
-    "data": {"held_out_fraction": 0.1, "max_length": 96, "split_bytes": 8192},
+    "data": {"held_out_fraction": 0.1, "max_length": 96, "split_bytes": 1024},
     "train": {
         "max_steps": 30,
         "global_batch_size": 16,

@@ -43,7 +43,7 @@ def _cut_into_files(sandbox: Sandbox, files: int) -> None:
         part = folder / f"{number:04d}.jsonl"
         part.write_text("".join(lines[number * share : (number + 1) * share]))
     config = sandbox.config.read_text().replace(str(sandbox.data), str(folder))
-    sandbox.config.write_text(config.replace("split_bytes: 8192", "split_bytes: 100000"))
+    sandbox.config.write_text(config.replace("split_bytes: 1024", "split_bytes: 100000"))
 
 
 def _timed(sandbox: Sandbox, command: str) -> float:

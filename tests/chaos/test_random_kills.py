@@ -9,9 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from sandbox import Sandbox, wait_for
+from sandbox import Sandbox, training_workers, wait_for, write_sandbox
 
+TRIES = 5
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(10_000)))
 
 
@@ -44,35 +46,55 @@ def test_killed_at_random_until_it_ends(
     assert sandbox.model_sha256(sandbox.run()) == finished[0].model_sha256(finished[1])
 
 
-def step_folders(sandbox: Sandbox) -> list[Path]:
-    return list(sandbox.workspace.glob("train/*/attempts/*/checkpoints/step-*"))
-
-
 def step_of(folder: Path) -> int:
     return int(folder.name.split("-")[1])
+
+
+def checkpoints(sandbox: Sandbox) -> tuple[list[int], list[int]]:
+    """Steps of the complete checkpoints, and of later ones that have no marker yet."""
+    folders = list(sandbox.workspace.glob("train/*/attempts/*/checkpoints/step-*"))
+    complete = [folder for folder in folders if (folder / "complete.json").exists()]
+    newest = max(map(step_of, complete), default=0)
+    others = [folder for folder in folders if folder not in complete]
+    return list(map(step_of, complete)), [s for s in map(step_of, others) if s > newest]
+
+
+def killed_at(moment: str, sandbox: Sandbox, own_processes: list[Any]) -> bool:
+    """Kills a driver in training; False if the moment was missed.
+
+    While a checkpoint is written its workers die with it, as in a power cut: left alone they would
+    live long enough to finish it.
+    """
+
+    def reached() -> bool:
+        complete, writing = checkpoints(sandbox)
+        if moment == "while_writing":
+            return bool(complete) and bool(writing)
+        return max(complete, default=0) >= (5 if moment == "first" else 20)
+
+    driver = sandbox.start()
+    own_processes.append(driver)
+    wait_for(lambda: checkpoints(sandbox)[0], what="a checkpoint")
+    workers = training_workers(driver.pid)
+    wait_for(reached, what=f"{moment} checkpoint")
+    for worker in workers if moment == "while_writing" else ():
+        worker.kill()
+    kill(driver)
+    assert not psutil.wait_procs(workers, timeout=60)[1], "workers outlive their driver"
+    assert not list(sandbox.workspace.glob("train/*/manifest.json")), "killed too late"
+    return moment != "while_writing" or bool(checkpoints(sandbox)[1])
 
 
 @pytest.mark.parametrize("moment", ["first", "middle", "while_writing"])
 def test_driver_killed_in_training(
     moment: str,
-    sandbox: Sandbox,
+    tmp_path: Path,
     finished: tuple[Sandbox, dict[str, Any]],
     own_processes: list[Any],
 ) -> None:
-    def reached() -> bool:
-        folders = step_folders(sandbox)
-        complete = [folder for folder in folders if (folder / "complete.json").exists()]
-        if moment == "while_writing":
-            partial = [folder for folder in folders if folder not in complete]
-            return bool(complete) and bool(partial)
-        least = 5 if moment == "first" else 20
-        return any(step_of(folder) >= least for folder in complete)
-
-    driver = sandbox.start()
-    own_processes.append(driver)
-    wait_for(reached, what=f"{moment} checkpoint")
-    kill(driver)
-    assert not list(sandbox.workspace.glob("train/*/manifest.json")), "killed too late"
+    sandboxes = (write_sandbox(tmp_path / str(number)) for number in range(TRIES))
+    sandbox = next((one for one in sandboxes if killed_at(moment, one, own_processes)), None)
+    assert sandbox is not None, f"{TRIES} kills, and none left a checkpoint half written"
     result = sandbox.run()
     assert result["stages"]["train"]["action"] == "resumed"
     assert sandbox.model_sha256(result) == finished[0].model_sha256(finished[1])

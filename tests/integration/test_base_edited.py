@@ -26,6 +26,7 @@ def private_ray() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_base_edited_while_training_runs(tmp_path: Path) -> None:
     prepared = write_prepared(tmp_path, tmp_path / "data")
     tokenizer, folder = prepared.local_dir("tokenizer"), tmp_path / "base"

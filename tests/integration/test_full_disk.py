@@ -80,6 +80,7 @@ def checkpoint_sizes(workspace: Path) -> dict[str, int]:
     return {path.name: -(-path.stat().st_size // BLOCK) * BLOCK for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_root
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
@@ -111,6 +112,7 @@ def test_full_while_training_then_more_room(
     assert model_sha256(again) == model_sha256(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_root
 def test_full_while_training_through_the_command_line(prefect_api: str, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import time
@@ -16,22 +18,17 @@ import pytest
 from sandbox import Sandbox, training_workers, wait_for
 
 
-def units(sandbox: Sandbox, stage: str) -> list[Path]:
-    return list(sandbox.workspace.glob(f"{stage}/*/attempts/*/units/*.json"))
+def units(sandbox: Sandbox, stage: str, name: str = "*") -> list[Path]:
+    return list(sandbox.workspace.glob(f"{stage}/*/attempts/*/units/{name}.json"))
 
 
 def complete_checkpoints(sandbox: Sandbox) -> list[Path]:
     return list(sandbox.workspace.glob("train/*/attempts/*/checkpoints/*/complete.json"))
 
 
-def opened_checkpoints(sandbox: Sandbox) -> list[Path]:
-    """Checkpoints that are being written: their folder is there, their marker isn't."""
-    folders = sandbox.workspace.glob("train/*/attempts/*/checkpoints/step-*")
-    return [folder for folder in folders if not (folder / "complete.json").exists()]
-
-
+# In prepare a unit of the data, not the tokenizer, which is finished before Ray has started.
 MOMENTS = {
-    "prepare": lambda sandbox: units(sandbox, "prepare"),
+    "prepare": lambda sandbox: units(sandbox, "prepare", "0*"),
     "train": complete_checkpoints,
     "evaluate": lambda sandbox: units(sandbox, "evaluate"),
 }
@@ -44,6 +41,10 @@ def test_driver_killed_then_same_bytes(
     finished: tuple[Sandbox, dict[str, Any]],
     own_processes: list[Any],
 ) -> None:
+    stages = ("prepare", "train", "evaluate")
+    earlier = stages[: stages.index(stage)]
+    for name in earlier:
+        shutil.copytree(finished[0].workspace / name, sandbox.workspace / name)
     driver = sandbox.start()
     own_processes.append(driver)
     wait_for(lambda: MOMENTS[stage](sandbox), what=f"{stage} to begin")
@@ -54,14 +55,34 @@ def test_driver_killed_then_same_bytes(
 
     left = temporary_servers(sandbox)
     assert flow_run_states(sandbox) == ["RUNNING"]
+    (killed,) = listed_runs(sandbox)
+    assert killed["status"] == "running" and stage not in killed["stages"]
+    (note,) = notes(sandbox)
+    assert (note["run_id"], note["flow_run_id"]) == (killed["run_id"], killed["flow_run_id"])
 
     result = sandbox.run()
 
     assert result["stages"][stage]["action"] == "resumed"
+    assert {result["stages"][name]["action"] for name in earlier} <= {"reused"}
     assert sandbox.model_sha256(result) == finished[0].model_sha256(finished[1])
     assert left
     assert not any(server.is_running() for server in left), "the killed run's API server lives on"
     assert sorted(flow_run_states(sandbox)) == ["COMPLETED", "CRASHED"]
+    statuses = {run["run_id"]: run["status"] for run in listed_runs(sandbox)}
+    assert statuses == {killed["run_id"]: "crashed", result["run_id"]: "completed"}
+    assert not notes(sandbox)
+
+
+def listed_runs(sandbox: Sandbox) -> list[dict[str, Any]]:
+    done = sandbox.call("runs", "--workspace", str(sandbox.workspace), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["runs"]
+
+
+def notes(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """What runs have noted for the case that they are killed."""
+    folder = Path(sandbox.environment()["MODELMILL_CACHE_DIR"]) / "running"
+    return [json.loads(path.read_text()) for path in folder.glob("*/*.json")]
 
 
 def temporary_servers(sandbox: Sandbox) -> list[psutil.Process]:
@@ -80,6 +101,7 @@ def flow_run_states(sandbox: Sandbox) -> list[str]:
         return [state for (state,) in database.execute("select state_type from flow_run")]
 
 
+@pytest.mark.slow
 def test_training_worker_killed_then_same_bytes(
     sandbox: Sandbox, finished: tuple[Sandbox, dict[str, Any]], own_processes: list[Any]
 ) -> None:

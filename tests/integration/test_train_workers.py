@@ -118,6 +118,7 @@ def test_lost_worker_leads_to_the_same_bytes(
     assert (record["first_step"], record["last_step"]) == (0, 120)
 
 
+@pytest.mark.slow
 def test_stopped_run_goes_on_past_a_damaged_checkpoint(
     undisturbed: Outcome, prepared: Artifact, tmp_path: Path
 ) -> None:

@@ -1,9 +1,10 @@
+import dataclasses
 import json
 
 import pytest
 
 from configs.errors import ConfigError
-from flows.records import RunRecord, StageRecord, find_run, list_runs
+from flows.records import RunRecord, StageRecord, find_run, list_runs, mark_crashed
 from tasks.storage import Location
 
 
@@ -56,3 +57,28 @@ def test_unknown_or_ambiguous_run(asked: str, said: str, tmp_path) -> None:
         find_run(place, asked)
     assert said in str(caught.value)
     assert json.dumps(caught.value.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [("running", "crashed"), ("completed", "completed"), ("failed", "failed")],
+)
+def test_only_what_still_says_running_is_marked(status: str, then: str, tmp_path) -> None:
+    place = Location(str(tmp_path))
+    killed = dataclasses.replace(record("20260101-000000-aaaaaa"), status=status)
+    killed.save(place)
+    mark_crashed(place, killed.run_id)
+    (found,) = list_runs(place)
+    assert found.status == then
+    assert (found.error or {}).get("code") == ("killed" if then == "crashed" else None)
+    assert dataclasses.replace(found, status=status, error=None) == killed
+
+
+def test_killed_before_its_record_was_there_or_whole(tmp_path) -> None:
+    place = Location(str(tmp_path))
+    mark_crashed(place, "20260101-000000-aaaaaa")
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "20260101-000000-aaaaaa.json").write_text('{"run_id": "2026')
+    mark_crashed(place, "20260101-000000-aaaaaa")
+    assert list_runs(place) == []
