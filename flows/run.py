@@ -182,14 +182,18 @@ class Run:
     def at_once(self) -> RunResult | None:
         """The result, if it can be given without Prefect: everything is there already.
 
-        None also where a server is named, since whoever looks there wants to see the run, and where
-        a killed run left something behind that only Prefect can clean up.
+        None also where a server is named, since whoever looks there wants to see the run, where a
+        killed run left something behind that only Prefect can clean up, and where storage fails.
         """
         if os.environ.get("PREFECT_API_URL"):
             return None
         if any(note is None or note.is_due for _, note in left_behind(self.notes)):
             return None
-        return self.reused()
+        try:
+            return self.reused()
+        except ResourceError:
+            # The flow looks again, and tries again what may pass.
+            return None
 
     def reused(self) -> RunResult | None:
         """The result, if every wanted artifact is there already and true; otherwise None."""

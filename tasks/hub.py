@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from configs.errors import ConfigError, ResourceError
-from tasks.errors import first_line
+from tasks.errors import first_line, unwritable
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _OFFLINE = (
@@ -99,7 +99,7 @@ def download(name: str, commit: str) -> Path:
         ConfigError: There is no such repository or commit.
         ResourceError: The hub can't be reached.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of the HTTP package it is built on
         RepositoryNotFoundError,
@@ -113,6 +113,8 @@ def download(name: str, commit: str) -> Path:
             f"the hub has no {name} at {commit}", where="model.base", code="not_a_model"
         ) from error
     except (HTTPError, OSError) as error:
+        if (full := unwritable(error, constants.HF_HUB_CACHE)) is not None:
+            raise full from error
         raise ResourceError(
             f"{name} can't be fetched from the hub: {first_line(error)}",
             where="model.base",
