@@ -188,7 +188,7 @@ class Preparation:
                 f"none of {totals.rows['train']:,} is held out",
                 where="data.sources",
                 hint="give a source split: auto, or add one with split: held_out"
-                + (f" ({reasons})" if reasons else ""),
+                + (f"; {reasons}" if reasons else ""),
                 code="no_held_out_rows",
             )
         for path in sorted(folder.iterdir()):
@@ -286,5 +286,7 @@ def _texts(row: ChatRow | PromptRow) -> list[str]:
 
 
 def _why_dropped(reading: Reading) -> str:
+    if not reading.dropped:
+        return ""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in reading.dropped.items())
-    return f"dropped: {reasons}" if reasons else ""
+    return "\n  ".join([f"dropped: {reasons}", *map(str, reading.rejected)])
