@@ -24,10 +24,12 @@ def sandbox(prefect_api: str, tmp_path: Path) -> Sandbox:
     return dataclasses.replace(made, variables={"PREFECT_API_URL": prefect_api})
 
 
-def failure(sandbox: Sandbox, *overrides: str, config: Path | None = None) -> dict[str, Any]:
-    """Runs up to prepare, which must fail; gives the JSON's error with the exit code."""
+def failure(
+    sandbox: Sandbox, *overrides: str, config: Path | None = None, until: str = "prepare"
+) -> dict[str, Any]:
+    """A run that must fail; gives the JSON's error with the exit code."""
     done = sandbox.call(
-        "run", str(config or sandbox.config), *overrides, "--until", "prepare", "--json"
+        "run", str(config or sandbox.config), *overrides, "--until", until, "--json"
     )
     assert "Traceback" not in done.stderr, done.stderr
     answer = json.loads(done.stdout)
@@ -111,7 +113,7 @@ def test_tokenizer_without_chat_template(sandbox: Sandbox, tmp_path: Path) -> No
 
 
 def test_more_workers_than_cpus(sandbox: Sandbox) -> None:
-    error = failure(sandbox, "compute.num_workers=64")
+    error = failure(sandbox, "compute.num_workers=64", until="train")
     assert (error["exit_code"], error["where"]) == (4, "compute.num_workers")
     assert "2" in error["hint"]
 
