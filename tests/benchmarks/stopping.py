@@ -23,6 +23,8 @@ REPEATS = 3
 
 def main() -> None:
     """Prints a Markdown table, a line a stop, in seconds."""
+    # A shell's background job begins with Ctrl-C ignored, and would hand that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("| signal | workers gone after s | process gone after s | exit code |")
     print("|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
