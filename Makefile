@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest --dist loadfile
+PYTEST := $(BIN)/python -m pytest
 export MODELMILL_HOME := $(CURDIR)
 
 .PHONY: help quickstart test test-fast test-chaos test-slow bench check docs lock deploy clean
@@ -25,8 +25,8 @@ quickstart: $(VENV)/.runtime  ## Make data, train, evaluate and export a small m
 
 test: $(VENV)/.dev  ## Checks, unit and integration tests
 	$(MAKE) check
-	$(PYTEST) -n 2 -m 'not slow' tests/unit
-	$(PYTEST) -n 2 -m 'not slow' tests/integration
+	$(PYTEST) -m 'not slow' tests/unit
+	$(PYTEST) -n 2 --dist loadfile -m 'not slow' tests/integration
 
 test-fast: $(VENV)/.dev  ## Unit tests only (a minute)
 	$(PYTEST) -m 'not slow' tests/unit
