@@ -8,7 +8,6 @@ from typing import Any
 
 from flows.estimates import base_parameters, scratch_parameters, training_size, worker_bytes
 from flows.run import Run, StageName
-from tasks.base_model import resolve_base
 from tasks.stage import Expectation
 from tasks.train.order import total_steps
 
@@ -103,7 +102,7 @@ def _num_parameters(run: Run, expected: Mapping[StageName, Expectation]) -> int 
     for manifest in reversed(run.store.list("train")):
         if identity and all(manifest.identity.get(k) == identity[k] for k in ("model", "base")):
             return manifest.result["num_parameters"]
-    base = resolve_base(run.experiment.model, run.experiment.compute.storage_options)
+    base = run.nodes["train"].spec.base
     if base.kind == "scratch":
         return scratch_parameters(run.experiment)
     return base_parameters(base)

@@ -62,15 +62,16 @@ def replacing(target: Path, *, durable: bool) -> Generator[Path]:
     try:
         yield temporary
         if durable:
-            _sync(temporary)
+            sync(temporary)
         temporary.replace(target)
         if durable:
-            _sync(target.parent)
+            sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Sees to it that a file, or a folder's list of names, survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

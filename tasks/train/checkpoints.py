@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Generator, Mapping, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ResourceError
-from tasks.files import FileEntry, hash_file
+from tasks.files import FileEntry, hash_file, sync
 from tasks.storage import Location
 
 FOLDER = "checkpoints"
@@ -100,7 +99,7 @@ def upload_files(folder: Path, target: Location) -> dict[str, FileEntry]:
     for path in sorted(folder.iterdir()):
         entries[path.name] = FileEntry(path.name, path.stat().st_size, hash_file(path))
         if in_place:
-            _sync(path)
+            sync(path)
         else:
             target.join(path.name).upload(path)
     return entries
@@ -249,11 +248,3 @@ def _damaged(checkpoint: Checkpoint, rule: str) -> ResourceError:
         hint="the checkpoint before it is used; restore the file to use this one",
         code="checkpoint_damaged",
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
