@@ -25,11 +25,11 @@ quickstart: $(VENV)/.runtime  ## Make data, train, evaluate and export a small m
 
 test: $(VENV)/.dev  ## Checks, unit and integration tests
 	$(MAKE) check
-	$(PYTEST) -m 'not slow' tests/unit
-	$(PYTEST) -n 2 --dist loadfile -m 'not slow' tests/integration
+	$(PYTEST) -n 2 -m 'not slow' tests/unit
+	$(PYTEST) -n 2 --dist loadgroup -m 'not slow' tests/integration
 
 test-fast: $(VENV)/.dev  ## Unit tests only (a minute)
-	$(PYTEST) -m 'not slow' tests/unit
+	$(PYTEST) -n 2 -m 'not slow' tests/unit
 
 test-chaos: $(VENV)/.dev  ## Kill everything at random moments and compare bytes
 	$(PYTEST) -m slow tests/integration

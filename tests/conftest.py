@@ -13,12 +13,22 @@ from typing import Any
 import httpx
 import pytest
 from sandbox import PREFECT, Sandbox, end, wait_for, write_sandbox
+from tiny_training import start_ray, write_prepared
+
+from tasks.artifacts import Artifact
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 # A shell's background job begins with Ctrl-C ignored, and hands that on to what the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for parallel runs: one process makes what `finished` gives, a file stays whole."""
+    for item in items:
+        shared = "finished" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("finished" if shared else item.path.stem))
 
 
 @pytest.fixture
@@ -31,6 +41,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sandbox, dict[st
     """A sandbox in which the tiny experiment was run once, undisturbed."""
     sandbox = write_sandbox(tmp_path_factory.mktemp("finished"))
     return sandbox, sandbox.run()
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A Ray of the test module's own."""
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Prepared data for training, made without Ray."""
+    folder = tmp_path_factory.mktemp("prepared")
+    return write_prepared(folder, folder / "data")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
         },
         "tokenizer": {"train": {"vocab_size": 320}},
     },
-    "data": {"held_out_fraction": 0.1, "max_length": 96, "split_bytes": 1024},
+    "data": {"held_out_fraction": 0.1, "max_length": 96, "split_bytes": 16_384},
     "train": {
         "max_steps": 30,
         "global_batch_size": 16,
@@ -169,3 +169,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int | str) -> Generator[Path]:
+    """A tmpfs of this size (bytes, or as `mount` reads it); needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def give_room(folder: Path) -> None:
+    """Makes a small disk as large as it needs to be."""
+    subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)

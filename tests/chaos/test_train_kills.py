@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from tiny_training import (
     GPT2_WITH_DROPOUT,
     LONG,
@@ -21,7 +19,6 @@ from tiny_training import (
     losses,
     model_sha256,
     start_driver,
-    start_ray,
     train,
     wait_for_driver,
     write_prepared,
@@ -35,13 +32,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     workspace = tmp_path_factory.mktemp("undisturbed")
     write_prepared(workspace, workspace / "data")
     return finish_driver(workspace, SECTIONS)
-
-
-@pytest.fixture
-def private_ray() -> Iterator[None]:
-    start_ray()
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.parametrize("kills", [1, 3])
@@ -73,7 +63,7 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: str) ->
     assert finish_driver(tmp_path, SECTIONS) == undisturbed
 
 
-@pytest.mark.usefixtures("private_ray")
+@pytest.mark.usefixtures("local_ray")
 def test_one_of_three_workers_lost(tmp_path: Path) -> None:
     """With three ranks the order of summation depends on DDP's buckets, also after a restart."""
     prepared = write_prepared(tmp_path, tmp_path / "data")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import subprocess
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox import Sandbox, write_sandbox
+from sandbox import Sandbox, give_room, small_disk, write_sandbox
 
 GOOD = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
 
@@ -138,24 +135,14 @@ def test_unwritable_workspace(sandbox: Sandbox) -> None:
     assert "/proc/modelmill" in error["where"]
 
 
-@contextlib.contextmanager
-def tmpfs(folder: Path, size: str) -> Generator[Path]:
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 def test_full_disk_then_more_room(tmp_path: Path) -> None:
     sandbox = write_sandbox(tmp_path / "box", rows=2000)
-    with tmpfs(tmp_path / "small", "200k") as small:
+    with small_disk(tmp_path / "small", "200k") as small:
         workspace = f"workspace={small}"
         error = failure(sandbox, workspace)
-        subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
+        give_room(small)
         again = sandbox.run(workspace, options=["--until", "prepare"])
     assert error["exit_code"] == 4
     assert error["code"] == "no_space"

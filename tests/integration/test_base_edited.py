@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from tiny_training import OnStep, context, experiment, start_ray, write_prepared
+from tiny_training import OnStep, context, experiment, write_prepared
 
 from configs.errors import DataError
 from configs.experiment import Experiment
@@ -19,14 +17,8 @@ from tasks.storage import Location
 from tasks.train.stage import TrainStage, train_spec
 
 
-@pytest.fixture(autouse=True)
-def private_ray() -> Iterator[None]:
-    start_ray()
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_base_edited_while_training_runs(tmp_path: Path) -> None:
     prepared = write_prepared(tmp_path, tmp_path / "data")
     tokenizer, folder = prepared.local_dir("tokenizer"), tmp_path / "base"

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import subprocess
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from safetensors import SafetensorError
-from sandbox import write_sandbox
+from sandbox import give_room, small_disk, write_sandbox
 from tiny_training import (
     experiment,
     losses,
     model_sha256,
-    start_ray,
     train,
-    write_prepared,
     write_tokenizer,
 )
 
@@ -36,34 +31,6 @@ from tasks.train.monitor import Monitor, as_told
 
 BLOCK = 4096
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, num_bytes: int) -> Generator[Path]:
-    folder.mkdir()
-    size = f"size={num_bytes}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def give_room(folder: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    folder = tmp_path_factory.mktemp("prepared")
-    return write_prepared(folder, folder / "data")
 
 
 @pytest.fixture(scope="module")

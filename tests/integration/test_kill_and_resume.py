@@ -33,6 +33,9 @@ MOMENTS = {
     "evaluate": lambda sandbox: units(sandbox, "evaluate"),
 }
 
+# Time enough to be killed between two units. Where the data is cut changes no byte of the model.
+MANY_UNITS = ("data.split_bytes=1024",)
+
 
 @pytest.mark.parametrize("stage", MOMENTS)
 def test_driver_killed_then_same_bytes(
@@ -45,7 +48,8 @@ def test_driver_killed_then_same_bytes(
     earlier = stages[: stages.index(stage)]
     for name in earlier:
         shutil.copytree(finished[0].workspace / name, sandbox.workspace / name)
-    driver = sandbox.start()
+    overrides = MANY_UNITS if stage == "prepare" else ()
+    driver = sandbox.start(*overrides)
     own_processes.append(driver)
     wait_for(lambda: MOMENTS[stage](sandbox), what=f"{stage} to begin")
     time.sleep(random.random() * 0.3)
@@ -60,7 +64,7 @@ def test_driver_killed_then_same_bytes(
     (note,) = notes(sandbox)
     assert (note["run_id"], note["flow_run_id"]) == (killed["run_id"], killed["flow_run_id"])
 
-    result = sandbox.run()
+    result = sandbox.run(*overrides)
 
     assert result["stages"][stage]["action"] == "resumed"
     assert {result["stages"][name]["action"] for name in earlier} <= {"reused"}

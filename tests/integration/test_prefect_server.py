@@ -160,6 +160,7 @@ def actions(record: dict[str, Any]) -> set[str]:
     return {stage["action"] for stage in record["stages"].values()}
 
 
+@pytest.mark.slow
 def test_cancelled_in_training_then_resumed(server: Server) -> None:
     parameters = {
         "config": str(server.sandbox.config),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import ray
 from tiny_training import (
     GPT2_WITH_DROPOUT,
     LONG,
@@ -19,7 +17,6 @@ from tiny_training import (
     losses,
     model_sha256,
     row_by_row_losses,
-    start_ray,
     train,
     training_workers,
     write_prepared,
@@ -35,18 +32,7 @@ from tasks.train.stage import TrainStage, train_spec
 TWO = {"num_workers": 2}
 DISTURBED: dict[str, Any] = LONG | {"scratch": GPT2_WITH_DROPOUT, "compute": TWO}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def private_ray() -> Iterator[None]:
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    folder = tmp_path_factory.mktemp("prepared")
-    return write_prepared(folder, folder / "data")
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,10 @@ def test_workspace_of_an_unknown_user_is_a_config_error(sandbox: Sandbox) -> Non
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_stopped_in_training_leaves_no_worker(
     sent: signal.Signals, code: int, sandbox: Sandbox, own_processes: list[Any]
 ) -> None:
