@@ -24,6 +24,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups for parallel runs: one process makes what `finished` gives, a file stays whole."""
     for item in items:
