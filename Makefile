@@ -26,7 +26,7 @@ quickstart: $(VENV)/.runtime  ## Make data, train, evaluate and export a small m
 test: $(VENV)/.dev  ## Checks, unit and integration tests
 	$(MAKE) check
 	$(PYTEST) -n 2 -m 'not slow' tests/unit
-	$(PYTEST) -n 2 --dist loadgroup -m 'not slow' tests/integration
+	$(PYTEST) -n 2 --dist loadfile -m 'not slow' tests/integration
 
 test-fast: $(VENV)/.dev  ## Unit tests only (a minute)
 	$(PYTEST) -n 2 -m 'not slow' tests/unit

@@ -24,12 +24,27 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for parallel runs: one process makes what `finished` gives, a file stays whole."""
-    for item in items:
-        shared = "finished" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("finished" if shared else item.path.stem))
+# Files whose tests want `finished`, which takes a minute to make.
+SHARE_FINISHED = (
+    "test_flow_retries.py",
+    "test_golden.py",
+    "test_kill_and_resume.py",
+    "test_left_behind.py",
+    "test_reuse.py",
+    "test_ways_to_run.py",
+)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`: the files that share `finished` go to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrShare(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "finished" if file.endswith(SHARE_FINISHED) else file
+
+    return ByFileOrShare(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture
