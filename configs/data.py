@@ -13,6 +13,19 @@ from pydantic import Field
 
 from configs.section import BrokenRule, PathOrUri, Section, execution, identity
 
+FileType = Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "text"]
+TextUnit = Literal["line", "paragraph", "file"]
+Format = Literal[
+    "auto",
+    "chat",
+    "prompt_completion",
+    "instruction",
+    "question_answer",
+    "text",
+    "tokens",
+    "delimited",
+]
+
 
 class GenerateConfig(Section):
     """Rows made by a seeded generator of the project instead of read from a file."""
@@ -25,29 +38,71 @@ class GenerateConfig(Section):
     seed: int = identity(0, description="Seed of the generator.")
 
 
-class SourceConfig(Section):
-    """One source of rows: files in one format."""
+class CsvConfig(Section):
+    """How a CSV or TSV file is written."""
 
-    path: PathOrUri | None = execution(
-        None, description="File, directory, glob or fsspec URI; the files' content is what counts."
+    delimiter: Annotated[str, Field(pattern=r"^[^\r\n\"]$")] | None = identity(
+        None, description="Character between two fields; null: a comma, in TSV a tab."
+    )
+    header: bool = identity(True, description="Whether the first row names the columns.")
+    columns: tuple[str, ...] = identity(
+        (), description="Names of the columns of a file without header; else they are 0, 1, 2."
+    )
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """Names come from one place, and each once."""
+        if self.header and self.columns:
+            yield BrokenRule(
+                "columns are named by the header or here, not both",
+                fields=("header", "columns"),
+                hint="set header: false, or rename columns with the source's columns",
+            )
+        if len(set(self.columns)) < len(self.columns):
+            yield BrokenRule("a column's name stands there twice", fields=("columns",))
+
+
+class SourceConfig(Section):
+    """One source of rows: files of one type, with rows in one format."""
+
+    path: PathOrUri | tuple[PathOrUri, ...] | None = execution(
+        None,
+        description="File, directory, glob or fsspec URI, or a list of them; the files' content "
+        "is what counts.",
     )
     generate: GenerateConfig | None = identity(
         None, description="Make the rows with a generator instead of reading a path."
     )
-    format: Literal["auto", "chat", "prompt_completion", "delimited"] = identity(
+    file_type: FileType = identity(
         "auto",
-        description="Form of a JSONL row: `messages`; `prompt` and `completion`; or one text field "
-        "holding question and answer, cut at `delimiter`. `auto` tells the first two apart.",
+        description="How rows stand in a file, compressed (.gz, .zst) or not; `auto` goes by the "
+        "file's name, and by its first bytes where the name doesn't tell.",
+    )
+    csv: CsvConfig = identity(CsvConfig(), description="How CSV and TSV files are written.")
+    text_unit: TextUnit = identity(
+        "line",
+        description="What a row of a text file is: a line, a paragraph (up to a blank "
+        "line), or the whole file.",
+    )
+    format: Format = identity(
+        "auto",
+        description="What a row means, told by its columns: chat (`messages`, `conversations`), "
+        "prompt_completion (`prompt`, `completion`), instruction (`instruction`, `input`, "
+        "`output`), question_answer (`question`, `answer`), text (`text`), tokens (`input_ids`, "
+        "`labels`); delimited: one text cut at `delimiter`. `auto` goes by the first rows.",
+    )
+    columns: dict[str, str] = identity(
+        default_factory=dict[str, str],
+        description="Column of the file for a name that the format knows: `{question: q}`.",
     )
     split: Literal["auto", "train", "held_out"] = identity(
         "auto", description="Side of the rows; `auto` divides them by `data.held_out_fraction`."
     )
-    text_column: str = identity("text", description="Column of a `delimited` row.")
+    text_column: str = identity("text", description="Column of a `text` or `delimited` row.")
     delimiter: str | None = identity(
         None, description="Text whose last occurrence divides question from answer (`delimited`)."
     )
     system: str | None = identity(
-        None, description="System message put before each `delimited` row's question."
+        None, description="System message of conversations that have none."
     )
 
     def broken_rules(self) -> Iterator[BrokenRule]:
@@ -98,6 +153,9 @@ class DataConfig(Section):
     )
     stop_tokens: tuple[str, ...] = identity(
         (), description="End-of-turn tokens beside the EOS of tokenizer and generation config."
+    )
+    max_line_bytes: int = identity(
+        64 * 2**20, ge=1024, description="Longest row of a file; a longer one is rejected (bytes)."
     )
     split_bytes: Annotated[int, Field(ge=1)] | Literal["auto"] = identity(
         "auto", description="Bytes of source a unit of work reads; auto: max(64 MiB, total/50,000)."

@@ -122,11 +122,21 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 def is_text(annotation: Any) -> bool:
     """Whether every plain scalar here is text: `123`, `no` and `1e5` stay what they are."""
-    return all(
+    scalars = [member for member in members(annotation) if not _is_list(member)]
+    return any(member is not type(None) for member in scalars) and all(
         member in (str, datetime.date, Secret, type(None))
         or (get_origin(member) is Literal and all(isinstance(v, str) for v in get_args(member)))
-        for member in members(annotation)
+        for member in scalars
     )
+
+
+def takes_list(annotation: Any) -> bool:
+    """Whether the value here can be a list."""
+    return any(map(_is_list, members(annotation)))
+
+
+def _is_list(member: Any) -> bool:
+    return get_origin(member) in (tuple, list)
 
 
 def is_secret(annotation: Any) -> bool:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from configs.document import Node, read_yaml
 from configs.errors import Fault
-from configs.fields import ConfigPath, format_path, is_text, parse_path, type_at
+from configs.fields import ConfigPath, format_path, is_text, parse_path, takes_list, type_at
 from configs.section import Section
 
 ORIGIN = "override"
 
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_LISTED = re.compile(r"\[.*\]", re.DOTALL)
 _KEY = re.compile(r"[\w.\[\]-]*")
 
 
@@ -55,7 +56,9 @@ def _parse(
         faults.append(Fault(rule, where=shown, hint=hint, code="override_syntax", at=ORIGIN))
         return None
     annotation = type_at(model, path)
-    if annotation is not None and is_text(annotation) and not _QUOTED.fullmatch(text.strip()):
+    listed = takes_list(annotation) and _LISTED.fullmatch(text.strip())
+    quoted = _QUOTED.fullmatch(text.strip())
+    if annotation is not None and is_text(annotation) and not quoted and not listed:
         return path, Node(text, at=ORIGIN, plain=True)
     wrong: list[Fault] = []
     node = read_yaml(text, origin=ORIGIN, faults=wrong, numbered=False)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
+from configs.data import DataConfig
 from configs.experiment import Experiment
 from tasks import hub
 from tasks.artifacts import Artifact
 from tasks.base_model import BaseModel, local_base
+from tasks.prepare.recognise import layout_of
+from tasks.prepare.records import BrokenFileError, data_error, decompressed
 from tasks.prepare.sources import SourceFile, open_source
 
 ADAMW_BYTES = 16
@@ -41,6 +45,7 @@ def training_size(
 
     Raises:
         ResourceError: A source can't be read.
+        DataError: A source is broken, or of no known type.
     """
     if prepared is not None:
         counted = prepared.result
@@ -52,13 +57,49 @@ def training_size(
         if source.split == "held_out" or not own:
             continue
         share = 1 - data.held_out_fraction if source.split == "auto" else 1.0
-        with open_source(own[0], source) as stream:
-            head = stream.read(_SAMPLE_BYTES)
-        total = sum(file.size for file in own) * share
-        rows += total * max(1, head.count(b"\n")) / len(head)
-        tokens += total / _BYTES_PER_TOKEN
+        first = _first_file(own[0], data)
+        scale = sum(file.size for file in own) * share / own[0].size
+        rows += first.rows * scale
+        tokens += first.text_bytes * scale / _BYTES_PER_TOKEN
     sequences = tokens / data.max_length if data.packing else rows
     return TrainingSize(max(1, round(sequences)), max(1, round(tokens)), exact=False)
+
+
+@dataclass(frozen=True)
+class _FileSize:
+    """What a file is judged to hold: rows, and bytes of text."""
+
+    rows: float
+    text_bytes: float
+
+
+def _first_file(file: SourceFile, data: DataConfig) -> _FileSize:
+    """Of Parquet what its metadata says; of the rest by the beginning of the file."""
+    source, layout = data.sources[file.source], layout_of(file, data)
+    with open_source(file, source) as stream:
+        if layout.file_type == "parquet" and layout.compression == "none":
+            return _parquet_size(file, stream)
+        try:
+            with decompressed(stream, layout.compression) as content:
+                head = content.read(_SAMPLE_BYTES)
+                read = len(head) if layout.compression == "none" else max(1, stream.tell())
+        except BrokenFileError as error:
+            raise data_error(file.uri, error) from error
+    ends = head.count(b"\n") if layout.counts_lines else head.count(b"}")
+    return _FileSize(max(1, ends) * file.size / read, len(head) * file.size / read)
+
+
+def _parquet_size(file: SourceFile, stream: BinaryIO) -> _FileSize:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata: Any = pq.read_metadata(cast("Any", stream))
+    except (pa.ArrowInvalid, OSError) as error:
+        told = BrokenFileError("broken_file", f"the file is cut short or isn't Parquet: {error}")
+        raise data_error(file.uri, told) from error
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return _FileSize(metadata.num_rows, sum(group.total_byte_size for group in groups))
 
 
 def base_parameters(base: BaseModel) -> int | None:

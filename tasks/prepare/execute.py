@@ -17,20 +17,22 @@ from tasks.artifacts import OpenArtifact
 from tasks.base_tokenizer import load_tokenizer_files
 from tasks.errors import storage_errors
 from tasks.files import FileEntry
-from tasks.prepare.formats import ChatRow, PromptRow, Rejected, parse_row
+from tasks.prepare.formats import ChatRow, Content, PromptRow, parse_row
 from tasks.prepare.pipeline import UnitJob, make_units
 from tasks.prepare.plan import PlannedShard, PlanTotals, write_plan
+from tasks.prepare.recognise import recognise, records_of
+from tasks.prepare.records import Rejected
 from tasks.prepare.report import (
     Reading,
     Report,
     SampleRow,
     check_rejected,
+    file_list,
     percentiles,
     source_list,
     summarise,
 )
-from tasks.prepare.sources import check_unchanged, open_source
-from tasks.prepare.splits import cut_units, read_lines
+from tasks.prepare.sources import check_unchanged
 from tasks.prepare.stage import (
     PrepareResult,
     PrepareSpec,
@@ -77,6 +79,7 @@ class Preparation:
         if self._finished:
             self._output.mark_resumed()
         with tempfile.TemporaryDirectory(prefix="modelmill-") as scratch:
+            self._inputs = recognise(self._spec.files, self._spec.data)
             folder = Path(scratch, "tokenizer")
             tokenizer_files = self._tokenizer(folder)
             tokenizer = load_tokenizer(folder, self._spec.data.stop_tokens)
@@ -116,18 +119,19 @@ class Preparation:
 
     def _rows(self) -> Iterator[list[str]]:
         """The texts of each valid row, in the order of the sources."""
-        for file in self._spec.files:
-            source = self._spec.data.sources[file.source]
-            with open_source(file, source) as stream:
-                for line in read_lines(stream, 0, file.size):
-                    try:
-                        yield _texts(parse_row(line, source).content)
-                    except Rejected:
-                        continue
+        for one in self._inputs.files:
+            source = self._inputs.data.sources[one.file.source]
+            for record in records_of(one, source):
+                if record.is_blank:
+                    continue
+                try:
+                    yield _texts(parse_row(record.values(), source).content)
+                except Rejected:
+                    continue
 
     def _units(self, tokenizer: dict[str, FileEntry]) -> list[UnitResult]:
         """All units in order; those that no attempt has finished are made on Ray."""
-        units = cut_units(self._spec.files, self._spec.data.split_bytes)
+        units = self._inputs.units()
         results = {
             unit.number: UnitResult.from_record(unit, record.files, record.meta)
             for unit in units
@@ -143,14 +147,14 @@ class Preparation:
             cluster.connect()
             num_workers = min(cluster.num_cpus, len(missing))
             job = UnitJob(
-                data=self._spec.data,
+                data=self._inputs.data,
                 output=self._output,
                 tokenizer=tokenizer,
                 num_threads=max(1, cluster.num_cpus // num_workers),
             )
             for result in make_units(
                 missing,
-                self._spec.files,
+                self._inputs,
                 job,
                 num_workers=num_workers,
                 stop=self._context.stop,
@@ -240,7 +244,8 @@ class Preparation:
             lengths=percentiles(totals.lengths),
             tokenizer_sha256=tokenizer_sha256,
             template_sha256=result.template_sha256,
-            sources=source_list(self._spec.files),
+            sources=source_list(self._inputs, reading),
+            files=file_list(self._inputs),
             samples=list(islice(self._samples(results, reading, tokenizer), _NUM_SAMPLES)),
             rejected=reading.rejected,
         )
@@ -277,10 +282,12 @@ def _decoded(
     )
 
 
-def _texts(row: ChatRow | PromptRow) -> list[str]:
+def _texts(row: Content) -> list[str]:
     """What a row says, without its form."""
     if isinstance(row, PromptRow):
         return [row.prompt, row.completion]
+    if not isinstance(row, ChatRow):
+        return []
     contents = [message.get("content") for message in row.messages]
     return [content for content in contents if isinstance(content, str)]
 

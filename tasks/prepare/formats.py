@@ -1,36 +1,24 @@
-"""From a line of JSONL to a conversation, or to a prompt and its completion; or why not.
+"""What a record means: a conversation, a prompt and its completion, a text, or tokens; or why not.
 
 Each refusal has a stable code, by which rows are counted, and a sentence for people. Nested JSON
-(tool arguments, schemas) stays as it is until the chat template shows it: no schema is inferred.
+(tool arguments, schemas) stays as it is until the chat template shows it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from configs.data import SourceConfig
-from tasks.prepare.splits import MAX_LINE_BYTES, Line
+from configs.data import Format, SourceConfig
+from tasks.prepare.conversations import check_messages, conversation, tool_schemas
+from tasks.prepare.records import Rejected, kind
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _HASH_BYTES = 16
-
-
-class Rejected(Exception):  # noqa: N818
-    """A row that can't be used.
-
-    Attributes:
-        reason: Stable code, such as `invalid_json`.
-        detail: What is wrong, for people.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+UNTRAINED_LABEL = -100
+MESSAGE_KEYS = ("messages", "conversations", "conversation")
 
 
 @dataclass(frozen=True)
@@ -51,10 +39,29 @@ class ChatRow:
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt and what the model shall say after it, both as they are, without a template."""
+    """A prompt and what the model shall say after it, both as they are, without a template.
+
+    A plain text is a completion of nothing.
+    """
 
     prompt: str
     completion: str
+
+
+@dataclass(frozen=True)
+class TokensRow:
+    """Tokens that somebody else made.
+
+    Attributes:
+        input_ids: Ids of the tokenizer's vocabulary.
+        trained: Which of them are trained.
+    """
+
+    input_ids: Sequence[int]
+    trained: Sequence[bool]
+
+
+Content = ChatRow | PromptRow | TokensRow
 
 
 @dataclass(frozen=True)
@@ -63,51 +70,80 @@ class ParsedRow:
 
     Attributes:
         content: What it says.
-        row_hash: 16 bytes that are the same for equal JSON objects, wherever they stand.
+        row_hash: 16 bytes that are the same for equal records, wherever they stand.
     """
 
-    content: ChatRow | PromptRow
+    content: Content
     row_hash: bytes
 
 
-def parse_row(line: Line, source: SourceConfig) -> ParsedRow:
-    """Reads one line in the format of its source.
+def parse_row(fields: Mapping[str, Any], source: SourceConfig) -> ParsedRow:
+    """What a record means in the format of its source.
 
     Args:
-        line: A line that isn't blank.
-        source: Format, and for `delimited` rows where to cut.
+        fields: The record's values by name.
+        source: Format and columns.
 
     Raises:
-        Rejected: The line isn't a row of this format.
+        Rejected: It isn't a row of this format.
     """
-    row = _json_object(line)
-    row_hash = _row_hash(row)
-    return ParsedRow(_content(row, source), row_hash)
+    row_hash = _row_hash(fields)
+    named = with_columns(fields, source.columns)
+    name = source.format
+    if name == "auto":
+        name = _only_format(named)
+    return ParsedRow(_PARSERS[name](named, source), row_hash)
 
 
-def _json_object(line: Line) -> dict[str, Any]:
-    if line.too_long:
-        raise Rejected("line_too_long", f"the line has more than {MAX_LINE_BYTES:,} bytes")
-    try:
-        value = json.loads(line.data.decode("utf-8"), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        if not line.terminated and error.reason == "unexpected end of data":
-            raise Rejected("truncated_line", "the file ends within a character") from error
-        raise Rejected("invalid_utf8", f"byte {error.start + 1} isn't UTF-8") from error
-    except json.JSONDecodeError as error:
-        if not line.terminated:
-            raise Rejected("truncated_line", "the file's last line isn't whole") from error
-        hint = "; is the file a JSON array?" if line.data.lstrip().startswith(b"[") else ""
-        raise Rejected("invalid_json", f"{error.msg} at column {error.colno}{hint}") from error
-    except (ValueError, RecursionError) as error:
-        raise Rejected("invalid_json", str(error) or "nested too deeply") from error
-    if not isinstance(value, dict):
-        raise Rejected("not_an_object", f"a row is a JSON object, not {_kind(value)}")
-    return cast("dict[str, Any]", value)
+def with_columns(fields: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """The record with its columns under the names that formats know.
+
+    Raises:
+        Rejected: A column isn't there.
+    """
+    if not columns:
+        return fields
+    named = {name: value for name, value in fields.items() if name not in columns.values()}
+    for name, column in columns.items():
+        if column not in fields:
+            there = ", ".join(sorted(fields)[:12])
+            raise Rejected("no_column", f"there is no column {column!r}; there are: {there}")
+        named[name] = fields[column]
+    return named
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} isn't JSON")
+def candidates(fields: Mapping[str, Any]) -> tuple[Format, ...]:
+    """The formats whose columns a record has; labelled text and preferences are named as well."""
+    return tuple(name for name, has in _RECOGNISED.items() if has(fields))
+
+
+def _only_format(fields: Mapping[str, Any]) -> Format:
+    found = candidates(fields)
+    if len(found) > 1:
+        told = " or ".join(found)
+        raise Rejected("ambiguous_format", f"the row can be {told}; set the source's format")
+    if not found:
+        keys = ", ".join(sorted(fields)[:12]) or "none"
+        raise Rejected("unknown_format", f"no format has just these columns: {keys}")
+    return found[0]
+
+
+def _has(*names: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda fields: all(name in fields for name in names)
+
+
+def _has_messages(fields: Mapping[str, Any]) -> bool:
+    return any(name in fields for name in MESSAGE_KEYS)
+
+
+_RECOGNISED: dict[Format, Callable[[Mapping[str, Any]], bool]] = {
+    "chat": _has_messages,
+    "prompt_completion": _has("prompt", "completion"),
+    "instruction": _has("instruction", "output"),
+    "question_answer": _has("question", "answer"),
+    "tokens": _has("input_ids"),
+    "text": _has("text"),
+}
 
 
 def _row_hash(row: Mapping[str, Any]) -> bytes:
@@ -119,27 +155,37 @@ def _row_hash(row: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
 
 
-def _content(row: Mapping[str, Any], source: SourceConfig) -> ChatRow | PromptRow:
-    if source.format == "delimited":
-        return _delimited(row, source)
-    pair = "prompt" in row and "completion" in row
-    if source.format == "auto" and "messages" in row and pair:
-        raise Rejected(
-            "ambiguous_format",
-            "the row has messages and also prompt and completion; set the source's format",
-        )
-    if source.format == "prompt_completion" or (source.format == "auto" and pair):
-        return _prompt_completion(row)
-    if source.format == "auto" and "messages" not in row:
-        keys = ", ".join(sorted(row)[:8]) or "none"
-        raise Rejected(
-            "unknown_format", f"neither messages nor prompt and completion; its keys: {keys}"
-        )
-    messages = row.get("messages")
+def _chat(row: Mapping[str, Any], source: SourceConfig) -> ChatRow:
+    key = next((name for name in MESSAGE_KEYS if name in row), MESSAGE_KEYS[0])
+    messages = row.get(key)
     if not isinstance(messages, list) or not messages:
-        kind = "an empty list" if messages == [] else _kind(messages)
-        raise Rejected("no_messages", f"messages is a list of at least one message, not {kind}")
-    return _chat(cast("list[Any]", messages), row.get("tools"), num_context=0)
+        found = "an empty list" if messages == [] else kind(messages)
+        raise Rejected("no_messages", f"{key} is a list of at least one message, not {found}")
+    turns = conversation(cast("list[Any]", messages))
+    return _chat_row(_opened(turns, row, source), row.get("tools"))
+
+
+def _chat_row(turns: list[dict[str, Any]], tools: Any, *, num_context: int = 0) -> ChatRow:
+    check_messages(turns)
+    if not any(turn["role"] == "assistant" for turn in turns[num_context:]):
+        raise Rejected("no_assistant_turn", "no message of the assistant to train on")
+    return ChatRow(turns, tool_schemas(tools), num_context)
+
+
+def _opened(
+    turns: list[dict[str, Any]], row: Mapping[str, Any], source: SourceConfig
+) -> list[dict[str, Any]]:
+    """The turns after the row's or else the source's system message, where they have none."""
+    if turns[0].get("role") in ("system", "developer"):
+        return turns
+    system = row.get("system")
+    if system is None or system == "":
+        system = source.system
+    if system is None:
+        return turns
+    if not isinstance(system, str):
+        raise Rejected("bad_message", f"system is a text, not {kind(system)}")
+    return [{"role": "system", "content": system}, *turns]
 
 
 def _delimited(row: Mapping[str, Any], source: SourceConfig) -> ChatRow:
@@ -147,78 +193,115 @@ def _delimited(row: Mapping[str, Any], source: SourceConfig) -> ChatRow:
     assert source.delimiter is not None
     text = row.get(source.text_column)
     if not isinstance(text, str):
-        raise Rejected("no_text", f"{source.text_column} is a text, not {_kind(text)}")
+        raise Rejected("no_text", f"{source.text_column} is a text, not {kind(text)}")
     question, found, answer = text.rpartition(source.delimiter)
     if not found:
         raise Rejected("no_delimiter", f"{source.delimiter!r} isn't in {source.text_column}")
-    turns = [
-        {"role": "user", "content": question.strip("\r\n")},
-        {"role": "assistant", "content": answer.strip("\r\n")},
-    ]
-    opening = [] if source.system is None else [{"role": "system", "content": source.system}]
-    return ChatRow([*opening, *turns])
+    return _asked(question.strip("\r\n"), answer.strip("\r\n"), {}, source)
 
 
-def _prompt_completion(row: Mapping[str, Any]) -> ChatRow | PromptRow:
+def _asked(question: str, answer: str, row: Mapping[str, Any], source: SourceConfig) -> ChatRow:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return _chat_row(_opened(turns, row, source), None)
+
+
+def _prompt_completion(row: Mapping[str, Any], source: SourceConfig) -> ChatRow | PromptRow:
     prompt, completion = row.get("prompt"), row.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return PromptRow(prompt, completion)
     if isinstance(prompt, list) and isinstance(completion, list):
-        before, after = cast("list[Any]", prompt), cast("list[Any]", completion)
-        return _chat([*before, *after], row.get("tools"), num_context=len(before))
+        before = conversation(cast("list[Any]", prompt))
+        after = conversation(cast("list[Any]", completion), first=len(before))
+        turns = _opened([*before, *after], row, source) if before else [*after]
+        num_context = len(turns) - len(after)
+        return _chat_row(turns, row.get("tools"), num_context=num_context)
     raise Rejected(
         "bad_prompt_completion",
         "prompt and completion are both texts or both lists of messages, "
-        f"not {_kind(prompt)} and {_kind(completion)}",
+        f"not {kind(prompt)} and {kind(completion)}",
     )
 
 
-def _chat(messages: list[Any], tools: Any, *, num_context: int) -> ChatRow:
-    for number, message in enumerate(messages):
-        _check_message(number, message)
-    if not any(message["role"] == "assistant" for message in messages[num_context:]):
-        raise Rejected("no_assistant_turn", "no message of the assistant to train on")
-    return ChatRow(messages, _tools(tools), num_context)
+def _question_answer(row: Mapping[str, Any], source: SourceConfig) -> ChatRow:
+    return _asked(_text(row, "question"), _text(row, "answer"), row, source)
 
 
-def _check_message(number: int, message: Any) -> None:
-    if not isinstance(message, dict):
-        raise Rejected("bad_message", f"message {number} is an object, not {_kind(message)}")
-    fields = cast("dict[str, Any]", message)
-    role, content, calls = fields.get("role"), fields.get("content"), fields.get("tool_calls")
-    if role not in _ROLES:
-        raise Rejected("unknown_role", f"message {number} has the role {role!r}")
-    if calls is not None and not _is_list_of_objects(calls):
-        raise Rejected("bad_message", f"tool_calls of message {number} is a list of objects")
-    if content is None:
-        if role != "assistant" or not calls:
-            raise Rejected("null_content", f"message {number} ({role}) has no content")
-    elif not isinstance(content, str) and not _is_list_of_objects(content):
-        raise Rejected(
-            "bad_message", f"content of message {number} is a text, not {_kind(content)}"
-        )
+def _instruction(row: Mapping[str, Any], source: SourceConfig) -> ChatRow:
+    """Alpaca's columns: instruction and input are one question, history goes before it."""
+    question = _text(row, "instruction")
+    given = row.get("input")
+    if given is not None and not isinstance(given, str):
+        raise Rejected("no_text", f"input is a text, not {kind(given)}")
+    if given and given.strip():
+        question = f"{question}\n{given}" if question else given
+    turns: list[dict[str, Any]] = []
+    for said, answered in _history(row.get("history")):
+        turns.append({"role": "user", "content": said})
+        turns.append({"role": "assistant", "content": answered})
+    turns.append({"role": "user", "content": question})
+    turns.append({"role": "assistant", "content": _text(row, "output")})
+    return _chat_row(_opened(turns, row, source), row.get("tools"))
 
 
-def _tools(tools: Any) -> Sequence[Any] | None:
-    if isinstance(tools, str) and tools.strip():
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError) as error:
-            raise Rejected("bad_tools", "tools is neither a list nor the JSON of one") from error
-    if not tools:
-        return None
-    if not isinstance(tools, list):
-        raise Rejected("bad_tools", f"tools is a list, not {_kind(tools)}")
-    return cast("list[Any]", tools)
+def _history(value: Any) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if value is None:
+        return found
+    for pair in cast("list[Any]", value) if isinstance(value, list) else [value]:
+        texts = cast("list[Any]", pair) if isinstance(pair, list) else []
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            raise Rejected("bad_history", "history is a list of pairs: question and answer")
+        found.append((texts[0], texts[1]))
+    return found
 
 
-def _is_list_of_objects(value: Any) -> bool:
+def _plain_text(row: Mapping[str, Any], source: SourceConfig) -> PromptRow:
+    text = row.get(source.text_column)
+    if not isinstance(text, str):
+        raise Rejected("no_text", f"{source.text_column} is a text, not {kind(text)}")
+    if not text:
+        raise Rejected("no_text", f"{source.text_column} is empty")
+    return PromptRow("", text)
+
+
+def _tokens(row: Mapping[str, Any], source: SourceConfig) -> TokensRow:
+    ids, labels = row.get("input_ids"), row.get("labels")
+    if not _are_ints(ids) or not ids:
+        raise Rejected("bad_tokens", "input_ids is a list of at least one whole number from 0 on")
+    input_ids = cast("list[int]", ids)
+    if labels is None:
+        return TokensRow(input_ids, [True] * len(input_ids))
+    if not isinstance(labels, list) or len(cast("list[Any]", labels)) != len(input_ids):
+        raise Rejected("bad_labels", "labels is a list as long as input_ids")
+    trained: list[bool] = []
+    for place, (label, token) in enumerate(zip(cast("list[Any]", labels), input_ids, strict=True)):
+        if isinstance(label, bool) or label not in (token, UNTRAINED_LABEL):
+            raise Rejected(
+                "bad_labels", f"label {place} is {label!r}: neither its token nor {UNTRAINED_LABEL}"
+            )
+        trained.append(label != UNTRAINED_LABEL)
+    return TokensRow(input_ids, trained)
+
+
+def _are_ints(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(item, dict) for item in cast("list[Any]", value)
+        type(item) is int and 0 <= item < 2**32 for item in cast("list[Any]", value)
     )
 
 
-def _kind(value: Any) -> str:
-    """What a JSON value is, in JSON's own words."""
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
-    return "null" if value is None else kinds.get(type(value), "a number")
+def _text(row: Mapping[str, Any], name: str) -> str:
+    text = row.get(name)
+    if not isinstance(text, str):
+        raise Rejected("no_text", f"{name} is a text, not {kind(text)}")
+    return text
+
+
+_PARSERS: dict[Format, Callable[[Mapping[str, Any], SourceConfig], Content]] = {
+    "chat": _chat,
+    "prompt_completion": _prompt_completion,
+    "instruction": _instruction,
+    "question_answer": _question_answer,
+    "delimited": _delimited,
+    "tokens": _tokens,
+    "text": _plain_text,
+}

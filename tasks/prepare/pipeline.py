@@ -22,7 +22,7 @@ from configs.errors import ModelmillError
 from tasks.artifacts import OpenArtifact
 from tasks.errors import ray_errors
 from tasks.files import FileEntry
-from tasks.prepare.sources import SourceFile
+from tasks.prepare.recognise import Inputs
 from tasks.prepare.splits import Unit
 from tasks.prepare.tokenizer import load_tokenizer
 from tasks.prepare.units import UnitMaker, UnitResult
@@ -55,9 +55,9 @@ def make_unit(row: dict[str, Any], job: bytes) -> dict[str, Any]:
         row: `work`: the unit and its files, pickled.
         job: The `UnitJob`, pickled.
     """
-    unit, files = pickle.loads(row["work"])
+    unit, inputs = pickle.loads(row["work"])
     try:
-        result = _maker(job).make(unit, files)
+        result = _maker(job).make(unit, inputs)
     except ModelmillError as error:
         return {"unit": unit.number, "record": "", "error": pickle.dumps(error)}
     record = {
@@ -82,7 +82,7 @@ def _maker(job: bytes) -> UnitMaker:
 
 def make_units(
     units: Sequence[Unit],
-    files: Sequence[SourceFile],
+    inputs: Inputs,
     job: UnitJob,
     *,
     num_workers: int,
@@ -92,7 +92,7 @@ def make_units(
 
     Args:
         units: The units to make.
-        files: All files; a unit gets only its own.
+        inputs: All files; a unit gets only its own.
         job: What every worker gets.
         num_workers: Tasks that work at the same time.
         stop: Ends the iteration when set.
@@ -102,10 +102,7 @@ def make_units(
         ResourceError: Workers or Ray itself were lost (`worker_lost`).
     """
     by_number = {unit.number: unit for unit in units}
-    rows = [
-        {"work": pickle.dumps((unit, [files[piece.file] for piece in unit.pieces]))}
-        for unit in units
-    ]
+    rows = [{"work": pickle.dumps((unit, inputs.of(unit)))} for unit in units]
     for row in _until_stopped(rows, job, min(num_workers, len(rows)), stop):
         if row["error"]:
             raise pickle.loads(row["error"])

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.artifacts import Artifact
+from tasks.prepare.recognise import recognise
 from tasks.prepare.shards import ShardRow
-from tasks.prepare.splits import Unit, cut_units
+from tasks.prepare.splits import Unit
 from tasks.prepare.stage import PrepareSpec
 from tasks.prepare.tokenizer import load_tokenizer
 from tasks.prepare.units import first_rows
@@ -39,14 +40,14 @@ def rows_come_out_the_same(spec: PrepareSpec, artifact: Artifact) -> bool:
         ResourceError: A source or a shard can't be read.
     """
     tokenizer = load_tokenizer(artifact.local_dir("tokenizer"), spec.data.stop_tokens)
-    units = cut_units(spec.files, spec.data.split_bytes)
+    inputs = recognise(spec.files, spec.data)
+    units = inputs.units()
     chosen = np.linspace(0, len(units) - 1, num=min(_MAX_UNITS, len(units)), dtype=int)
     for unit in (units[number] for number in chosen):
         there = _shard_start(artifact, unit)
         if there is None:
             return False
-        files = [spec.files[piece.file] for piece in unit.pieces]
-        made = first_rows(unit, files, tokenizer, spec.data, count=there.count)
+        made = first_rows(unit, inputs.of(unit), tokenizer, inputs.data, count=there.count)
         if [_comparable(row) for row in made] != there.rows:
             return False
     return True

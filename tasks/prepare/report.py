@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import DataError
+from tasks.prepare.recognise import Inputs
 from tasks.prepare.sources import SourceFile
 from tasks.prepare.splits import Unit
 from tasks.prepare.units import MAX_EXAMPLES, UnitResult
 
-_MAX_SOURCES = 1000
+_MAX_FILES = 1000
+_SOURCE_FIGURES = ("read", "rejected", "rows", "tokens")
 _PERCENTILES = (50, 90, 99)
 _OPEN, _CLOSE = "⟦", "⟧"
 
@@ -60,6 +62,7 @@ class Reading:
         notes: What happened without spoiling a row, by code.
         rejected: The first bad rows, in the order of the files.
         first_lines: For each unit the number of the line at which its first piece begins.
+        sources: For each source `read`, `rejected`, `rows` in the plan and their `tokens`.
         moved_hash: Hash of the rows that the held-out side gets because it would be empty.
     """
 
@@ -69,6 +72,7 @@ class Reading:
     notes: Mapping[str, int]
     rejected: tuple[RejectedRow, ...]
     first_lines: tuple[int, ...]
+    sources: Mapping[int, Mapping[str, int]]
     moved_hash: bytes | None
 
 
@@ -83,9 +87,12 @@ def summarise(results: Sequence[UnitResult], files: Sequence[SourceFile]) -> Rea
     dropped: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     rejected: list[RejectedRow] = []
+    sources: dict[int, Counter[str]] = {}
     for result, first_line in zip(results, first_lines, strict=True):
         dropped.update(result.counts.dropped)
         notes.update(result.counts.notes)
+        for number, counted in result.counts.sources.items():
+            sources.setdefault(int(number), Counter()).update(counted)
         for file, line, reason, detail in result.counts.rejected[: MAX_EXAMPLES - len(rejected)]:
             rejected.append(RejectedRow(files[file].uri, line + first_line - 1, reason, detail))
     counts = [result.counts for result in results]
@@ -98,6 +105,7 @@ def summarise(results: Sequence[UnitResult], files: Sequence[SourceFile]) -> Rea
         notes=dict(sorted(notes.items())),
         rejected=tuple(rejected),
         first_lines=first_lines,
+        sources=sources,
         moved_hash=bytes.fromhex(min(hashes)) if empty else None,
     )
 
@@ -146,7 +154,8 @@ class Report:
         lengths: Percentiles of the rows' tokens, before `data.max_length` is applied.
         tokenizer_sha256: Hash over the tokenizer's files.
         template_sha256: Hash of the chat template; None if there is none.
-        sources: The files (at most 1,000), with size and content hash.
+        sources: What was read of each source, and what its rows were taken for.
+        files: The files (at most 1,000), with size and content hash.
         samples: The first rows, decoded.
         rejected: The first bad rows.
     """
@@ -161,6 +170,7 @@ class Report:
     tokenizer_sha256: str
     template_sha256: str | None
     sources: Sequence[Mapping[str, Any]]
+    files: Sequence[Mapping[str, Any]]
     samples: Sequence[SampleRow]
     rejected: Sequence[RejectedRow]
 
@@ -186,6 +196,7 @@ class Report:
             f"| trained share of training tokens | {self.trained_share:.1%} |",
             f"| tokenizer | `{self.tokenizer_sha256[:16]}` |",
             f"| chat template | `{(self.template_sha256 or 'none')[:16]}` |",
+            *_source_table(self.sources),
             *_section("Dropped rows", "reason", self.dropped),
             *_section("Notes", "what", self.notes),
             *_section("Tokens of a row", "percentile", self.lengths),
@@ -204,12 +215,30 @@ class Report:
         return ("\n".join(lines) + "\n").encode()
 
 
-def source_list(files: Sequence[SourceFile]) -> list[dict[str, Any]]:
+def file_list(inputs: Inputs) -> list[dict[str, Any]]:
     """The files as the report names them."""
     return [
-        {"number": number, "uri": file.uri, "bytes": file.size, **file.identity}
-        for number, file in enumerate(files[:_MAX_SOURCES])
+        {"number": number, "uri": one.file.uri, "bytes": one.file.size, **one.file.identity}
+        for number, one in enumerate(inputs.files[:_MAX_FILES])
     ]
+
+
+def source_list(inputs: Inputs, reading: Reading) -> list[dict[str, Any]]:
+    """Each source: its files, what they and their rows were taken for, and what was counted."""
+    listed: list[dict[str, Any]] = []
+    for number, source in enumerate(inputs.data.sources):
+        own = [one for one in inputs.files if one.file.source == number]
+        counted = reading.sources.get(number, {})
+        listed.append(
+            {
+                "files": len(own),
+                "file_types": sorted({one.layout.name for one in own}),
+                "format": source.format,
+                "split": source.split,
+                **{name: counted.get(name, 0) for name in _SOURCE_FIGURES},
+            }
+        )
+    return listed
 
 
 def percentiles(lengths: Mapping[int, int]) -> dict[str, int]:
@@ -240,6 +269,33 @@ def _first_lines(units: Sequence[Unit], results: Sequence[UnitResult]) -> tuple[
         first_lines.append(counted + 1)
         counted += result.counts.lines[0]
     return tuple(first_lines)
+
+
+def _source_table(sources: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A column for each source."""
+    if not sources:
+        return []
+    names = ["files", "file_types", "format", *_SOURCE_FIGURES]
+    shown = {
+        name: [
+            f"{value:,}" if isinstance(value := source[name], int) else _words(value)
+            for source in sources
+        ]
+        for name in names
+    }
+    head = " | ".join(f"data.sources[{number}]" for number in range(len(sources)))
+    return [
+        "",
+        "## Sources",
+        "",
+        f"| | {head} |",
+        "|---|" + "---:|" * len(sources),
+        *(f"| {name.replace('_', ' ')} | {' | '.join(row)} |" for name, row in shown.items()),
+    ]
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _section(title: str, column: str, figures: Mapping[str, int]) -> list[str]:

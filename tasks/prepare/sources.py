@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from configs.data import DataConfig, GenerateConfig, SourceConfig
+from configs.data import DataConfig, FileType, GenerateConfig, SourceConfig
 from configs.errors import DataError
 from configs.secret import Secret
 from tasks.errors import storage_errors
 from tasks.hashcache import content_hashes, content_identity
+from tasks.prepare.records import type_of
 from tasks.storage import Location
 
-_ROW_FILES = (".jsonl", ".json")
-_OTHER_FORMATS = (".gz", ".zst", ".bz2", ".xz", ".zip", ".parquet", ".arrow", ".csv", ".tsv")
+_UNREADABLE = (".bz2", ".xz", ".zip", ".7z", ".tar", ".tgz", ".xlsx", ".pkl", ".pickle")
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,12 @@ def resolve_sources(
         if source.generate is not None:
             files.append(_generated(source.generate, number))
             continue
-        where = f"data.sources[{number}].path"
-        locations = _locate(source, options or {}, where)
-        for location, size in locations:
-            _check_file(location, size, where)
+        locations: list[tuple[Location, int]] = []
+        for path, where in _paths(source, f"data.sources[{number}].path"):
+            found = _locate(path, source.file_type, options or {}, where)
+            for location, size in found:
+                _check_file(location, size, where)
+            locations += [one for one in found if one not in locations]
         identities = _identities([location for location, _ in locations])
         files += [
             SourceFile(location.uri, size, number, identity, location.options)
@@ -128,32 +130,39 @@ def _generated(generate: GenerateConfig, number: int) -> SourceFile:
     return SourceFile(uri, len(data), number, {"sha256": hashlib.sha256(data).hexdigest()})
 
 
+def _paths(source: SourceConfig, where: str) -> list[tuple[str, str]]:
+    """The paths of a source, each with its place in the config."""
+    assert source.path is not None
+    if isinstance(source.path, str):
+        return [(source.path, where)]
+    return [(path, f"{where}[{number}]") for number, path in enumerate(source.path)]
+
+
 def _locate(
-    source: SourceConfig, options: Mapping[str, Secret], where: str
+    path: str, file_type: FileType, options: Mapping[str, Secret], where: str
 ) -> list[tuple[Location, int]]:
     """The files that a path names, with their sizes, sorted by the bytes of the path."""
-    assert source.path is not None
-    remote = "://" in source.path and not source.path.startswith(("file://", "local://"))
-    root = Location(source.path, options if remote else {})
-    found = _remote_files(root) if remote else _local_files(root)
+    remote = "://" in path and not path.startswith(("file://", "local://"))
+    root = Location(path, options if remote else {})
+    found = _remote_files(root, file_type) if remote else _local_files(root, file_type)
     if not found:
         raise _nothing_there(root, where)
     return [(Location(uri, root.options), found[uri]) for uri in sorted(found, key=str.encode)]
 
 
-def _local_files(root: Location) -> dict[str, int]:
+def _local_files(root: Location, file_type: FileType) -> dict[str, int]:
     path = Path(root.path)
     with storage_errors(root.uri):
         if path.is_file():
             return {str(path): path.stat().st_size}
         if path.is_dir():
-            children = [p for p in path.rglob("*") if p.suffix in _ROW_FILES]
+            children = [p for p in path.rglob("*") if _is_wanted(p.name, file_type)]
         else:
             children = [Path(name) for name in glob.glob(root.path, recursive=True)]  # noqa: PTH207
         return {str(p): p.stat().st_size for p in children if p.is_file()}
 
 
-def _remote_files(root: Location) -> dict[str, int]:
+def _remote_files(root: Location, file_type: FileType) -> dict[str, int]:
     fs, path = root.fs, root.path
     with storage_errors(root.uri, remote=True):
         if glob.has_magic(path):
@@ -162,12 +171,18 @@ def _remote_files(root: Location) -> dict[str, int]:
             details = {path: fs.info(path)}
         else:
             listed: dict[str, dict[str, Any]] = fs.find(path, detail=True)
-            details = {n: i for n, i in listed.items() if n.endswith(_ROW_FILES)}
+            details = {n: i for n, i in listed.items() if _is_wanted(n, file_type)}
         return {
             str(fs.unstrip_protocol(name)): int(info["size"])
             for name, info in details.items()
             if info["type"] == "file"
         }
+
+
+def _is_wanted(name: str, file_type: FileType) -> bool:
+    """Whether a file of a directory holds rows; a text beside them is more likely a readme."""
+    found = type_of(name)
+    return found == file_type or (file_type == "auto" and found not in (None, "text"))
 
 
 def _identities(locations: Sequence[Location]) -> list[dict[str, Any]]:
@@ -178,18 +193,18 @@ def _identities(locations: Sequence[Location]) -> list[dict[str, Any]]:
 
 
 def _check_file(location: Location, size: int, where: str) -> None:
-    if location.name.lower().endswith(_OTHER_FORMATS):
+    if location.name.lower().endswith(_UNREADABLE):
         raise DataError(
-            f"{location.uri} isn't JSONL",
+            f"{location.uri} is of a kind that isn't read",
             where=where,
-            hint="give uncompressed JSONL: one JSON object a line",
+            hint="give JSONL, JSON, CSV, TSV, Parquet, Arrow or text, as it is or as .gz or .zst",
             code="unsupported_format",
         )
     if size == 0:
         raise DataError(
             f"{location.uri} is empty",
             where=where,
-            hint="give a file with one JSON object a line, or take it out of data.sources",
+            hint="give a file with rows, or take it out of data.sources",
             code="empty_file",
         )
 
@@ -200,7 +215,7 @@ def _nothing_there(root: Location, where: str) -> DataError:
     if glob.has_magic(root.uri):
         rule, code = f"no file matches {root.uri}", "no_match"
     elif root.exists():
-        rule, code = f"the directory {root.uri} has no .jsonl or .json file", "empty_directory"
+        rule, code = f"the directory {root.uri} has no file of rows", "empty_directory"
         parent = root
     else:
         rule, code = f"there is no file or directory {root.uri}", "source_missing"

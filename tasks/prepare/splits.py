@@ -1,8 +1,9 @@
 """Units of work: which bytes of which files, and the lines that belong to them.
 
-A file longer than `data.split_bytes` is cut at multiples of it, wherever that falls; shorter files
-share a unit. A line belongs to the range in which its first byte lies, so that every line has one
-owner and no range needs to know another. Only LF ends a line: U+2028 or a lone CR doesn't.
+A file longer than `data.split_bytes` is cut at multiples of it, wherever that falls, if its type
+allows; shorter files share a unit. A line (of Parquet, a row group) belongs to the range in which
+its first byte lies, so that every line has one owner and no range needs to know another. Only LF
+ends a line: U+2028 or a lone CR doesn't.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import BinaryIO, Literal
 
 from tasks.prepare.sources import SourceFile
 
-MAX_LINE_BYTES = 16 * 2**20
 _MIN_SPLIT_BYTES = 64 * 2**20
 _MAX_UNITS = 50_000
 _SKIP_BYTES = 2**20
@@ -77,8 +77,16 @@ def split_size(files: Sequence[SourceFile], split_bytes: int | Literal["auto"]) 
     return max(_MIN_SPLIT_BYTES, -(-sum(file.size for file in files) // _MAX_UNITS))
 
 
-def cut_units(files: Sequence[SourceFile], split_bytes: int | Literal["auto"]) -> tuple[Unit, ...]:
-    """The units of all files, in the order of the files."""
+def cut_units(
+    files: Sequence[SourceFile], cuttable: Sequence[bool], split_bytes: int | Literal["auto"]
+) -> tuple[Unit, ...]:
+    """The units of all files, in the order of the files.
+
+    Args:
+        files: All files.
+        cuttable: For each file, whether a part of it can be read alone.
+        split_bytes: Bytes that a unit reads at least where a file is cut.
+    """
     limit = split_size(files, split_bytes)
     groups: list[tuple[Piece, ...]] = []
     shared: list[Piece] = []
@@ -88,9 +96,10 @@ def cut_units(files: Sequence[SourceFile], split_bytes: int | Literal["auto"]) -
             groups.append(tuple(shared))
             shared, room = [], limit
         if file.size > limit:
+            step = limit if cuttable[number] else file.size
             groups += [
-                (Piece(number, start, min(start + limit, file.size)),)
-                for start in range(0, file.size, limit)
+                (Piece(number, start, min(start + step, file.size)),)
+                for start in range(0, file.size, step)
             ]
         else:
             shared.append(Piece(number, 0, file.size))
@@ -100,13 +109,11 @@ def cut_units(files: Sequence[SourceFile], split_bytes: int | Literal["auto"]) -
     return tuple(Unit(number, pieces) for number, pieces in enumerate(groups))
 
 
-def read_lines(
-    stream: BinaryIO, start: int, end: int, *, max_line_bytes: int = MAX_LINE_BYTES
-) -> Iterator[Line]:
+def read_lines(stream: BinaryIO, start: int, end: int, *, max_line_bytes: int) -> Iterator[Line]:
     """The lines whose first byte lies in `[start, end)`.
 
     Args:
-        stream: The whole file, seekable.
+        stream: The whole file, at its beginning; seekable unless `start` is 0.
         start: First byte of the range.
         end: End of the range (exclusive).
         max_line_bytes: A longer line is passed over and said to be too long.
@@ -116,8 +123,6 @@ def read_lines(
         # A line begins at `start` if the byte before it ends one: the rest of that line isn't ours.
         stream.seek(start - 1)
         position = start - 1 + _skip_line(stream)
-    else:
-        stream.seek(0)
     number = 0
     while position < end:
         data = stream.readline(max_line_bytes)

@@ -143,7 +143,7 @@ class PrepareStage(Stage[PrepareSpec, PrepareResult]):
     """Sources to tokens; see the module's text."""
 
     name: ClassVar[str] = "prepare"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     libraries: ClassVar[tuple[str, ...]] = ("tokenizers", "pyarrow", "jinja2")
 
     def identity(self, spec: PrepareSpec) -> dict[str, Any]:

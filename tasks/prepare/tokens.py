@@ -18,7 +18,8 @@ from tokenizers import Encoding
 from configs.data import DataConfig
 from configs.errors import ConfigError
 from tasks.prepare.chat import ChatTemplate, Refused, render_with_spans
-from tasks.prepare.formats import ChatRow, PromptRow, Rejected
+from tasks.prepare.formats import ChatRow, Content, PromptRow, TokensRow
+from tasks.prepare.records import Rejected
 from tasks.prepare.tokenizer import TokenizerFolder
 
 Span = tuple[int, int]
@@ -34,24 +35,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class RenderedRow:
-    """A row as text.
-
-    Attributes:
-        texts: Tokenised apart and put together in this order.
-        plain: No template made it: BOS goes before it and a trained EOS after it.
-    """
-
-    texts: tuple[Text, ...]
-    plain: bool
-
-    @property
-    def num_chars(self) -> int:
-        """Characters to tokenise."""
-        return sum(len(text.text) for text in self.texts)
-
-
-@dataclass(frozen=True)
 class TokenRow:
     """A tokenised row.
 
@@ -62,6 +45,26 @@ class TokenRow:
 
     input_ids: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RenderedRow:
+    """A row as text.
+
+    Attributes:
+        texts: Tokenised apart and put together in this order.
+        plain: No template made it: BOS goes before it and a trained EOS after it.
+        ready: The tokens of a row that came as tokens; then it has no texts.
+    """
+
+    texts: tuple[Text, ...]
+    plain: bool
+    ready: TokenRow | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """Characters to tokenise."""
+        return sum(len(text.text) for text in self.texts)
 
 
 class RowEncoder:
@@ -77,6 +80,7 @@ class RowEncoder:
 
     def __init__(self, folder: TokenizerFolder, data: DataConfig) -> None:
         self._folder = folder
+        self._vocab_size = folder.tokenizer.get_vocab_size()
         self._template: ChatTemplate | None = None
         if folder.chat_template is not None:
             self._template = ChatTemplate(
@@ -84,17 +88,20 @@ class RowEncoder:
             )
         self.notes: Counter[str] = Counter()
 
-    def render(self, row: ChatRow | PromptRow) -> RenderedRow:
+    def render(self, row: Content) -> RenderedRow:
         """The row as text with its trained characters.
 
         Raises:
-            Rejected: The chat template can't show the row whole, or the mask can't be proven.
+            Rejected: The chat template can't show the row whole, the mask can't be proven, or an
+                id isn't in the vocabulary.
             ConfigError: A conversation needs a chat template and there is none, or it needs a date.
         """
         if isinstance(row, PromptRow):
             # Tokenised apart, as a model that is asked sees the tokens of just the prompt.
             completion = Text(row.completion, ((0, len(row.completion)),))
             return RenderedRow((Text(row.prompt, ()), completion), plain=True)
+        if isinstance(row, TokensRow):
+            return RenderedRow((), plain=False, ready=self._checked(row))
         if self._template is None:
             raise _no_template()
         try:
@@ -110,6 +117,15 @@ class RowEncoder:
         self.notes.update(rendered.notes)
         return RenderedRow((Text(rendered.text, trained),), plain=False)
 
+    def _checked(self, row: TokensRow) -> TokenRow:
+        largest = max(row.input_ids)
+        if largest >= self._vocab_size:
+            raise Rejected(
+                "bad_tokens", f"the id {largest} isn't in the vocabulary of {self._vocab_size:,}"
+            )
+        ids = np.array(row.input_ids, dtype=np.uint32)
+        return TokenRow(ids, np.array(row.trained, dtype=np.bool_))
+
     def encode(self, rows: Sequence[RenderedRow]) -> list[TokenRow]:
         """Ids and masks of rows, in their order."""
         texts = [text for row in rows for text in row.texts]
@@ -121,6 +137,8 @@ class RowEncoder:
         return [self._assemble(row, [next(encodings) for _ in row.texts]) for row in rows]
 
     def _assemble(self, row: RenderedRow, encodings: Sequence[Encoding]) -> TokenRow:
+        if row.ready is not None:
+            return row.ready
         ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         masks = [
             trained_tokens(text, encoding)

@@ -18,7 +18,9 @@ from configs.data import DataConfig
 from tasks.artifacts import OpenArtifact
 from tasks.errors import storage_errors
 from tasks.files import FileEntry
-from tasks.prepare.formats import Rejected, parse_row
+from tasks.prepare.formats import parse_row
+from tasks.prepare.recognise import Input, records_of
+from tasks.prepare.records import Record, Rejected
 from tasks.prepare.shards import (
     INDEX,
     SHARD,
@@ -27,8 +29,8 @@ from tasks.prepare.shards import (
     ShardWriter,
     sequence_length,
 )
-from tasks.prepare.sources import SourceFile, check_unchanged, open_source
-from tasks.prepare.splits import Line, Piece, Unit, read_lines
+from tasks.prepare.sources import check_unchanged
+from tasks.prepare.splits import Piece, Unit
 from tasks.prepare.stage import PrepareStage
 from tasks.prepare.tokenizer import TokenizerFolder
 from tasks.prepare.tokens import RenderedRow, RowEncoder
@@ -44,14 +46,15 @@ class UnitCounts:
     """What a unit read and made; small JSON, whatever the number of rows.
 
     Attributes:
-        lines: Lines of each piece, blank ones included.
-        rows_read: Lines that aren't blank.
+        lines: Records of each piece, blank lines included.
+        rows_read: Records that aren't blank.
         dropped: Rows that aren't in the plan, by reason.
         num_rejected: Those of them that are bad rows.
         notes: What happened without spoiling a row, by code.
         rejected: File number, line within the piece, reason and detail of the first bad rows.
         shard_rows: Rows in the shard.
         held_out_rows: Rows of the plan on the held-out side.
+        sources: For each source `read`, `rejected`, `rows` in the plan and their `tokens`.
         smallest_auto_hash: Of the plan's rows whose side the hash decides, as hex; empty: none.
     """
 
@@ -65,6 +68,7 @@ class UnitCounts:
     )
     shard_rows: int = 0
     held_out_rows: int = 0
+    sources: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     smallest_auto_hash: str = ""
 
 
@@ -131,12 +135,12 @@ class UnitMaker:
     def __init__(self, folder: TokenizerFolder, data: DataConfig, output: OpenArtifact) -> None:
         self._folder, self._data, self._output = folder, data, output
 
-    def make(self, unit: Unit, files: Sequence[SourceFile]) -> UnitResult:
+    def make(self, unit: Unit, inputs: Sequence[Input]) -> UnitResult:
         """Makes a unit and records it as finished.
 
         Args:
             unit: What to read.
-            files: The files of its pieces, in their order.
+            inputs: The files of its pieces, in their order.
 
         Raises:
             ModelmillError: A file was changed meanwhile, a file or the workspace fails, or the
@@ -150,9 +154,9 @@ class UnitMaker:
                 ArrowWriter(index, INDEX) as index_writer,
             ):
                 unit_run = _UnitRun(self._folder, self._data)
-                counts = unit_run.write(unit, files, ShardWriter(shard_writer, index_writer))
-            for file in files:
-                check_unchanged(file)
+                counts = unit_run.write(unit, inputs, ShardWriter(shard_writer, index_writer))
+            for one in inputs:
+                check_unchanged(one.file)
             result = UnitResult(
                 unit,
                 self._output.upload(f"shards/{unit.name}.arrow", shard, unit=True),
@@ -165,14 +169,14 @@ class UnitMaker:
 
 def first_rows(
     unit: Unit,
-    files: Sequence[SourceFile],
+    inputs: Sequence[Input],
     folder: TokenizerFolder,
     data: DataConfig,
     *,
     count: int,
 ) -> list[ShardRow]:
     """The first rows of a unit's shard, made without writing anything."""
-    return list(islice(_UnitRun(folder, data, batch_rows=count).rows(unit, files), count))
+    return list(islice(_UnitRun(folder, data, batch_rows=count).rows(unit, inputs), count))
 
 
 class _UnitRun:
@@ -186,22 +190,25 @@ class _UnitRun:
         self._encoder = RowEncoder(folder, data)
         self._counts = UnitCounts()
         self._dropped: Counter[str] = Counter()
+        self._by_source: dict[int, Counter[str]] = {}
+        self._source_of: dict[int, int] = {}
 
-    def write(self, unit: Unit, files: Sequence[SourceFile], writer: ShardWriter) -> UnitCounts:
+    def write(self, unit: Unit, inputs: Sequence[Input], writer: ShardWriter) -> UnitCounts:
         """Writes all rows and counts what was seen."""
-        for row in self.rows(unit, files):
+        for row in self.rows(unit, inputs):
             writer.add(row, self._count(row))
         writer.flush()
         self._counts.dropped = dict(sorted(self._dropped.items()))
         self._counts.notes = dict(sorted(self._encoder.notes.items()))
+        self._counts.sources = {str(n): dict(c) for n, c in sorted(self._by_source.items())}
         return self._counts
 
-    def rows(self, unit: Unit, files: Sequence[SourceFile]) -> Iterator[ShardRow]:
+    def rows(self, unit: Unit, inputs: Sequence[Input]) -> Iterator[ShardRow]:
         """The rows of the shard, tokenised in batches."""
         waiting: list[_Found] = []
         num_chars = 0
-        for piece, file in zip(unit.pieces, files, strict=True):
-            for found in self._piece(piece, file):
+        for piece, one in zip(unit.pieces, inputs, strict=True):
+            for found in self._piece(piece, one):
                 waiting.append(found)
                 num_chars += found.row.num_chars
                 if len(waiting) >= self._batch_rows or num_chars >= _BATCH_CHARS:
@@ -209,31 +216,34 @@ class _UnitRun:
                     waiting, num_chars = [], 0
         yield from self._encode(waiting)
 
-    def _piece(self, piece: Piece, file: SourceFile) -> Iterator[_Found]:
-        """The rows of a piece that can be tokenised; its lines are counted on the way."""
-        source = self._data.sources[file.source]
-        num_lines = 0
-        with open_source(file, source) as stream:
-            for line in read_lines(stream, piece.start, piece.end):
-                num_lines = line.number
-                if not line.data.strip() and not line.too_long:
-                    continue
-                self._counts.rows_read += 1
-                try:
-                    parsed = parse_row(line, source)
-                    rendered = self._encoder.render(parsed.content)
-                except Rejected as error:
-                    self._reject(piece, line, error)
-                    continue
-                yield _Found(rendered, parsed.row_hash, source.split, piece.file, line.number)
-        self._counts.lines.append(num_lines)
+    def _piece(self, piece: Piece, one: Input) -> Iterator[_Found]:
+        """The rows of a piece that can be tokenised; its records are counted on the way."""
+        source = self._data.sources[one.file.source]
+        self._source_of[piece.file] = one.file.source
+        counted = self._by_source.setdefault(one.file.source, Counter(read=0))
+        number = 0
+        for record in records_of(one, source, piece):
+            number = record.number
+            if record.is_blank:
+                continue
+            self._counts.rows_read += 1
+            counted["read"] += 1
+            try:
+                parsed = parse_row(record.values(), source)
+                rendered = self._encoder.render(parsed.content)
+            except Rejected as error:
+                counted["rejected"] += 1
+                self._reject(piece, record, error)
+                continue
+            yield _Found(rendered, parsed.row_hash, source.split, piece.file, number)
+        self._counts.lines.append(number)
 
-    def _reject(self, piece: Piece, line: Line, error: Rejected) -> None:
+    def _reject(self, piece: Piece, record: Record, error: Rejected) -> None:
         self._dropped[error.reason] += 1
         self._counts.num_rejected += 1
         if len(self._counts.rejected) < MAX_EXAMPLES:
             detail = error.detail[:_MAX_DETAIL]
-            self._counts.rejected.append((piece.file, line.number, error.reason, detail))
+            self._counts.rejected.append((piece.file, record.number, error.reason, detail))
 
     def _encode(self, waiting: Sequence[_Found]) -> Iterator[ShardRow]:
         encoded = self._encoder.encode([found.row for found in waiting])
@@ -265,6 +275,9 @@ class _UnitRun:
             self._dropped["no_trained_token"] += 1
             length = 0
         if length > 0:
+            counted = self._by_source[self._source_of[row.source]]
+            counted["rows"] += 1
+            counted["tokens"] += length
             counts.held_out_rows += row.held_out
             if row.auto_split:
                 smallest = counts.smallest_auto_hash or row.row_hash.hex()

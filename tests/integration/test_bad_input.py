@@ -137,8 +137,9 @@ def test_unwritable_workspace(sandbox: Sandbox) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_full_disk_then_more_room(tmp_path: Path) -> None:
-    sandbox = write_sandbox(tmp_path / "box", rows=2000)
+def test_full_disk_then_more_room(prefect_api: str, tmp_path: Path) -> None:
+    made = write_sandbox(tmp_path / "box", rows=2000)
+    sandbox = dataclasses.replace(made, variables={"PREFECT_API_URL": prefect_api})
     with small_disk(tmp_path / "small", "200k") as small:
         workspace = f"workspace={small}"
         error = failure(sandbox, workspace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from configs.compute import ComputeConfig
@@ -439,10 +441,68 @@ def test_report_tells_what_was_read(tmp_path: Path, cluster: Cluster) -> None:
     assert found["template_sha256"] == hashlib.sha256(template).hexdigest()
     assert [row["line"] for row in found["samples"]] == [1, 2, 3]
     assert [text for text, trained in found["samples"][1]["parts"] if trained] == ["1 1 <|im_end|>"]
+    (file,) = found["files"]
+    assert file["uri"] == str(path)
+    assert file["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     (source,) = found["sources"]
-    assert source["uri"] == str(path)
-    assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (source["file_types"], source["format"]) == (["jsonl"], "chat")
+    assert (source["read"], source["rejected"], source["rows"]) == (30, 0, 30)
     assert "⟦1 1 <|im_end|>⟧" in made.artifact.read_bytes("report.md").decode()
+
+
+def as_instructions(content: list[Any]) -> list[dict[str, str]]:
+    texts = [[turn["content"] for turn in row["messages"]] for row in content]
+    return [{"instruction": asked, "output": said} for asked, said in texts]
+
+
+def test_the_same_rows_in_every_type_are_the_same_tokens(tmp_path: Path, cluster: Cluster) -> None:
+    chats = rows(40)
+    pairs = as_instructions(chats)
+    lines = "".join(json.dumps(row) + "\n" for row in chats).encode()
+    table = pa.Table.from_pylist(pairs)
+    parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
+    with pa.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    comma = "instruction,output\n" + "".join(f"{p['instruction']},{p['output']}\n" for p in pairs)
+    (tmp_path / "rows.csv").write_text(comma)
+    (tmp_path / "rows.tsv.gz").write_bytes(gzip.compress(comma.replace(",", "\t").encode()))
+    (tmp_path / "rows.json").write_text(json.dumps(chats))
+    (tmp_path / "rows.jsonl").write_bytes(lines)
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(lines))
+    names = ("jsonl", "json", "csv", "parquet", "arrow", "jsonl.gz", "tsv.gz")
+    sources = [{"path": str(tmp_path / f"rows.{name}")} for name in names]
+    made = prepare(experiment(tmp_path, *sources, split_bytes=500), cluster)
+
+    found = report(made.artifact)
+    assert [source["format"] for source in found["sources"]] == [
+        "chat", "chat", "instruction", "instruction", "instruction", "chat", "instruction",
+    ]  # fmt: skip
+    assert {source["rows"] for source in found["sources"]} == {40}
+    assert len({source["tokens"] for source in found["sources"]}) == 1
+    by_file: dict[int, list[tuple[int, list[int], list[bool]]]] = {}
+    for side in ("train", "held_out"):
+        prepared = PreparedSide(made.artifact, side)
+        for number in range(len(prepared)):
+            for row in prepared.sequence(number):
+                place = (row.line, row.input_ids.tolist(), row.trained.tolist())
+                by_file.setdefault(row.source, []).append(place)
+    tokens = {n: [place[1:] for place in sorted(places)] for n, places in by_file.items()}
+    assert all(tokens[n] == tokens[0] for n in range(len(names)))
+    lines_of = {names[n]: [place[0] for place in sorted(places)] for n, places in by_file.items()}
+    first = {"csv": 2, "tsv.gz": 2}
+    for name in names:
+        start = first.get(name, 1)
+        assert lines_of[name] == list(range(start, start + 40)), name
+
+
+def test_a_file_cut_short_is_named(tmp_path: Path, cluster: Cluster) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in rows(2000)).encode()
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(lines)[:-20])
+    with pytest.raises(DataError) as caught:
+        prepare(experiment(tmp_path, {"path": str(path)}), cluster)
+    assert caught.value.code == "truncated_file"
+    assert caught.value.where.startswith(str(path))
 
 
 def test_a_stop_ends_the_stage_and_what_is_finished_is_kept(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from configs.data import SourceConfig
+from configs.data import CsvConfig, SourceConfig
 from configs.experiment import Experiment
 from configs.loading import load_experiment, parse_experiment, to_json, to_yaml
 from configs.model import ModelConfig, TokenizerConfig
@@ -103,6 +103,9 @@ def rules_kept(model: type[Section], values: dict[str, Any]) -> dict[str, Any]:
     if model is TokenizerConfig:
         source = None if values["train"] is not None else values["source"]
         return {**values, "source": source, "revision": values["revision"] if source else None}
+    if model is CsvConfig:
+        names = tuple(dict.fromkeys(values["columns"]))
+        return {**values, "columns": () if values["header"] else names}
     if model is SourceConfig:
         path = None if values["generate"] is not None else values["path"] or "rows.jsonl"
         return {**values, "path": path, "delimiter": values["delimiter"] or "####"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.data import SourceConfig
-from tasks.prepare.formats import ChatRow, PromptRow, Rejected, parse_row
-from tasks.prepare.splits import Line
+from configs.data import CsvConfig, SourceConfig
+from tasks.prepare.formats import ChatRow, Content, ParsedRow, PromptRow, TokensRow, parse_row
+from tasks.prepare.records import Layout, Rejected, read_records
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "ho"}
+JSONL = Layout("jsonl", "none", CsvConfig(), "line", 2**20)
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {}}]}
 
 
@@ -22,18 +24,20 @@ def source(**fields: Any) -> SourceConfig:
     return SourceConfig.model_validate({"path": "rows.jsonl", **fields})
 
 
-def line(row: Any, *, terminated: bool = True) -> Line:
-    data = row if isinstance(row, bytes) else json.dumps(row).encode()
-    return Line(1, data, terminated)
+def parsed(row: Any, *, end: bytes = b"\n", layout: Layout = JSONL, **fields: Any) -> ParsedRow:
+    """A row given as an object, or as the bytes of its line."""
+    data = (row if isinstance(row, bytes) else json.dumps(row).encode()) + end
+    (record,) = read_records(io.BytesIO(data), layout, 0, len(data))
+    return parse_row(record.values(), source(**fields))
 
 
-def parse(row: Any, **fields: Any) -> ChatRow | PromptRow:
-    return parse_row(line(row), source(**fields)).content
+def parse(row: Any, **fields: Any) -> Content:
+    return parsed(row, **fields).content
 
 
-def reason(row: Any, *, terminated: bool = True, **fields: Any) -> str:
+def reason(row: Any, **fields: Any) -> str:
     with pytest.raises(Rejected) as caught:
-        parse_row(line(row, terminated=terminated), source(**fields))
+        parsed(row, **fields)
     assert caught.value.detail
     return caught.value.reason
 
@@ -89,7 +93,9 @@ def test_tools_are_a_list_or_its_json() -> None:
         (b'{"a": "\xff"}', "invalid_utf8"),
         (b'{"prompt": "\\ud800", "completion": "b"}', "lone_surrogate"),
         (3, "not_an_object"),
-        ({"text": "x"}, "unknown_format"),
+        ({"texts": "x"}, "unknown_format"),
+        ({}, "unknown_format"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "duplicate_key"),
         ({"messages": []}, "no_messages"),
         ({"messages": None}, "no_messages"),
         ({"messages": "hi"}, "no_messages"),
@@ -120,17 +126,16 @@ def test_chat_format_needs_messages() -> None:
 
 
 def test_a_last_line_without_newline_is_truncated_only_if_it_is_not_whole() -> None:
-    assert reason(b'{"messages": [{"ro', terminated=False) == "truncated_line"
-    assert reason('{"a": "é'.encode()[:-1], terminated=False) == "truncated_line"
-    whole = json.dumps({"prompt": "a", "completion": "b"}).encode()
-    content = parse_row(Line(1, whole, terminated=False), source()).content
-    assert content == PromptRow("a", "b")
+    assert reason(b'{"messages": [{"ro', end=b"") == "truncated_line"
+    assert reason('{"a": "é'.encode()[:-1], end=b"") == "truncated_line"
+    assert parse({"prompt": "a", "completion": "b"}, end=b"") == PromptRow("a", "b")
 
 
 def test_too_long_a_line_is_a_bad_row() -> None:
-    with pytest.raises(Rejected) as caught:
-        parse_row(Line(1, b"", too_long=True), source())
-    assert caught.value.reason == "line_too_long"
+    short = Layout("jsonl", "none", CsvConfig(), "line", 1024)
+    row = {"prompt": "a" * 2000, "completion": "b"}
+    assert reason(row, layout=short) == "line_too_long"
+    assert reason(row, layout=short, end=b"") == "line_too_long"
 
 
 def test_null_content_is_right_beside_a_tool_call() -> None:
@@ -149,12 +154,13 @@ def test_hash_depends_on_the_object_and_not_on_how_it_is_written(
     extra: dict[str, Any], data: st.DataObject
 ) -> None:
     row = {**extra, "prompt": "a", "completion": "b"}
-    row.pop("messages", None)
     keys = data.draw(st.permutations(sorted(row)))
-    again = json.dumps({key: row[key] for key in keys}, ensure_ascii=False, indent=2)
-    one = parse_row(line(row), source())
-    two = parse_row(Line(9, again.encode()), source(split="train"))
-    other = parse_row(line({**row, "prompt": "a "}), source())
+    again = json.dumps({key: row[key] for key in keys}, ensure_ascii=False, indent=1)
+    for known in ("messages", "text", "input_ids"):
+        row.pop(known, None)
+    one = parsed(row)
+    two = parsed(again.replace("\n", "\t").encode(), split="train")
+    other = parsed({**row, "prompt": "a "})
     assert one.row_hash == two.row_hash
     assert len(one.row_hash) == 16
     assert one.row_hash != other.row_hash
@@ -162,7 +168,119 @@ def test_hash_depends_on_the_object_and_not_on_how_it_is_written(
 
 @given(data=st.binary(max_size=80))
 def test_any_bytes_are_a_row_or_a_bad_row(data: bytes) -> None:
-    try:
-        parse_row(Line(1, data, terminated=False), source())
-    except Rejected as error:
-        assert error.reason
+    for record in read_records(io.BytesIO(data), JSONL, 0, len(data)):
+        if record.is_blank:
+            continue
+        try:
+            parse_row(record.values(), source())
+        except Rejected as error:
+            assert error.reason
+
+
+CHATS = [
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
+    {"conversation": [{"from": "user", "value": "hi"}, {"from": "bot", "value": "ho"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, ANSWER]},
+    {"messages": [{"role": "user", "content": ["h", {"text": "i"}]}, ANSWER]},
+    {"instruction": "hi", "output": "ho"},
+    {"instruction": "hi", "input": " ", "output": "ho", "history": []},
+    {"question": "hi", "answer": "ho"},
+]
+
+
+@pytest.mark.parametrize("row", CHATS)
+def test_every_form_of_a_conversation_is_the_same_conversation(row: Any) -> None:
+    assert parse(row) == ChatRow([USER, ANSWER])
+
+
+def test_instruction_has_input_history_and_system() -> None:
+    row = {
+        "instruction": "add",
+        "input": "1 2",
+        "output": "3",
+        "history": [["hi", "ho"]],
+        "system": "be short",
+    }
+    texts = ["be short", "hi", "ho", "add\n1 2", "3"]
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    turns = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
+    assert parse(row) == ChatRow(turns)
+    assert reason({**row, "history": [["hi"]]}) == "bad_history"
+    assert reason({**row, "input": 3}) == "no_text"
+    assert reason({**row, "output": None}) == "no_text"
+
+
+def test_system_of_row_before_system_of_source() -> None:
+    row = {"question": "hi", "answer": "ho"}
+    of_source = parse(row, system="a")
+    of_row = parse({**row, "system": "b"}, system="a")
+    own = parse({"messages": [{"role": "system", "content": "c"}, USER, ANSWER]}, system="a")
+    systems = [chat.messages[0]["content"] for chat in (of_source, of_row, own)]  # pyright: ignore
+    assert systems == ["a", "b", "c"]
+
+
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+}
+
+
+def test_calls_and_results_in_the_forms_of_sharegpt_and_openai() -> None:
+    tools = [{"name": "f"}]
+    result = {"role": "tool", "content": "2"}
+    sharegpt = {
+        "conversations": [
+            {"from": "human", "value": "hi"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": "ho"},
+        ],
+        "tools": json.dumps(tools),
+    }
+    text = {"name": "f", "arguments": '{"a": 1}'}
+    openai = {**CALLED, "tool_calls": [{"type": "function", "function": text}]}
+    expected = ChatRow([USER, CALLED, result, ANSWER], tools)
+    assert parse(sharegpt) == expected
+    assert parse({"messages": [USER, openai, result, ANSWER], "tools": tools}) == expected
+    two = '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    both = parse({"conversations": [
+        {"from": "human", "value": "hi"}, {"from": "function_call", "value": two},
+    ]})  # fmt: skip
+    assert [call["function"]["name"] for call in both.messages[1]["tool_calls"]] == ["f", "g"]  # pyright: ignore
+    for bad in ("f(1)", '{"arguments": {}}', "[]", None):
+        turns = [{"from": "human", "value": "hi"}, {"from": "function_call", "value": bad}]
+        assert reason({"conversations": turns}) == "bad_tool_call"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video", 3])
+def test_images_and_audio_are_refused(kind: Any) -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": kind, kind: {}}]
+    assert reason({"messages": [{"role": "user", "content": parts}, ANSWER]}) == "not_text"
+
+
+def test_text_is_trained_whole() -> None:
+    assert parse({"text": "all", "url": "x"}) == PromptRow("", "all")
+    assert parse({"body": "all"}, format="text", text_column="body") == PromptRow("", "all")
+    assert reason({"text": ""}) == "no_text"
+    assert reason({"text": 3}) == "no_text"
+
+
+def test_tokens_with_and_without_labels() -> None:
+    assert parse({"input_ids": [5, 6]}) == TokensRow([5, 6], [True, True])
+    assert parse({"input_ids": [5, 6], "labels": [-100, 6]}) == TokensRow([5, 6], [False, True])
+    for ids in ([], [1.5], [-1], [True], "5", None):
+        assert reason({"input_ids": ids}) == "bad_tokens"
+    for labels in ([5], [5, 7], [5, None], [True, 6], "5 6"):
+        assert reason({"input_ids": [5, 6], "labels": labels}) == "bad_labels"
+
+
+def test_columns_are_renamed() -> None:
+    row = {"q": "hi", "a": "ho", "question": "not this"}
+    columns = {"question": "q", "answer": "a"}
+    assert parse(row, columns=columns) == ChatRow([USER, ANSWER])
+    assert reason({"q": "hi"}, columns=columns) == "no_column"
+    assert (
+        parsed(row, columns=columns).row_hash
+        == parsed(row, format="text", text_column="q").row_hash
+    )

@@ -155,7 +155,7 @@ def results(split_bytes: int, lines: list[int], rejected_in: int) -> list[UnitRe
     entry = FileEntry("x", 1, "")
     made: list[UnitResult] = []
     counted = iter(lines)
-    for unit in cut_units(files, split_bytes):
+    for unit in cut_units(files, [True] * 3, split_bytes):
         counts = UnitCounts(lines=[next(counted) for _ in unit.pieces], rows_read=5)
         if unit.number == rejected_in:
             counts.rejected = [(unit.pieces[-1].file, 2, "invalid_json", "bad")]
@@ -184,7 +184,7 @@ def test_nothing_is_moved_where_a_row_is_held_out() -> None:
 
 def reading(*, rows: int, rejected: int) -> Reading:
     bad = RejectedRow("/d/rows.jsonl", 7, "invalid_json", "Expecting value at column 1")
-    return Reading(rows, {}, rejected, {}, (bad,) * min(rejected, 10), (1,), None)
+    return Reading(rows, {}, rejected, {}, (bad,) * min(rejected, 10), (1,), {}, None)
 
 
 def test_too_many_bad_rows_are_named_with_number_limit_and_place() -> None:
@@ -197,5 +197,5 @@ def test_too_many_bad_rows_are_named_with_number_limit_and_place() -> None:
     assert "1.00%" in error.rule
     assert "/d/rows.jsonl:7: invalid_json: Expecting value at column 1" in error.hint
     with pytest.raises(DataError) as caught:
-        check_rejected(Reading(0, {}, 0, {}, (), (), None), 1.0)
+        check_rejected(Reading(0, {}, 0, {}, (), (), {}, None), 1.0)
     assert caught.value.code == "no_rows"

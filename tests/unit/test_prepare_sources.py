@@ -84,12 +84,12 @@ def test_fsspec_uri_file_folder_and_glob() -> None:
         ("row?.json", "no_match", ""),
         ("folder", "empty_directory", ""),
         ("empty.jsonl", "empty_file", ""),
-        ("rows.jsonl.gz", "unsupported_format", "uncompressed"),
+        ("rows.jsonl.bz2", "unsupported_format", ".zst"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, path: str, code: str, hint: str) -> None:
     write(tmp_path / "rows.jsonl")
-    write(tmp_path / "rows.jsonl.gz")
+    write(tmp_path / "rows.jsonl.bz2")
     write(tmp_path / "empty.jsonl", b"")
     (tmp_path / "folder").mkdir()
     good = tmp_path / "rows.jsonl"

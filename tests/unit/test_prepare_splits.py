@@ -15,6 +15,9 @@ PARTS = st.sampled_from([b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xe2\x80\xa8", b"
 CONTENT = st.one_of(st.binary(max_size=60), st.lists(PARTS, max_size=30).map(b"".join))
 
 
+LONG = 2**20
+
+
 def expected_lines(content: bytes) -> list[bytes]:
     """The lines of a file as one pass over all of it finds them."""
     lines = content.split(b"\n")
@@ -33,9 +36,9 @@ def all_lines(content: bytes, split_bytes: int) -> list[tuple[int, bytes]]:
     """Absolute number and bytes of each line, read split by split."""
     found: list[tuple[int, bytes]] = []
     counted = 0
-    for unit in cut_units([file_of(len(content))], split_bytes):
+    for unit in cut_units([file_of(len(content))], [True], split_bytes):
         (piece,) = unit.pieces
-        lines = list(read_lines(io.BytesIO(content), piece.start, piece.end))
+        lines = list(read_lines(io.BytesIO(content), piece.start, piece.end, max_line_bytes=LONG))
         found += [(counted + line.number, line.data) for line in lines]
         counted += len(lines)
     return found
@@ -49,7 +52,7 @@ def test_each_line_once_with_its_number(content: bytes, split_bytes: int) -> Non
 
 @given(content=CONTENT, limit=st.integers(1, 12), start=st.integers(0, 10))
 def test_long_lines_are_passed_over_and_counted(content: bytes, limit: int, start: int) -> None:
-    whole = list(read_lines(io.BytesIO(content), start, len(content)))
+    whole = list(read_lines(io.BytesIO(content), start, len(content), max_line_bytes=LONG))
     limited = list(read_lines(io.BytesIO(content), start, len(content), max_line_bytes=limit))
     assert [line.number for line in limited] == [line.number for line in whole]
     for short, full in zip(limited, whole, strict=True):
@@ -60,7 +63,7 @@ def test_long_lines_are_passed_over_and_counted(content: bytes, limit: int, star
 
 def test_crlf_bom_and_unicode_line_separators() -> None:
     content = b'\xef\xbb\xbf{"a": 1}\r\n{"a": "x\xe2\x80\xa8y"}\n\n{"a": "\r"}'
-    assert list(read_lines(io.BytesIO(content), 0, len(content))) == [
+    assert list(read_lines(io.BytesIO(content), 0, len(content), max_line_bytes=LONG)) == [
         Line(1, b'{"a": 1}'),
         Line(2, b'{"a": "x\xe2\x80\xa8y"}'),
         Line(3, b""),
@@ -70,7 +73,9 @@ def test_crlf_bom_and_unicode_line_separators() -> None:
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), limit=st.integers(1, 50))
 def test_units_cover_every_byte_once_in_order(sizes: list[int], limit: int) -> None:
-    units = cut_units([file_of(size, n) for n, size in enumerate(sizes)], limit)
+    units = cut_units(
+        [file_of(size, n) for n, size in enumerate(sizes)], [True] * len(sizes), limit
+    )
     covered = [
         (piece.file, byte)
         for unit in units
@@ -83,7 +88,7 @@ def test_units_cover_every_byte_once_in_order(sizes: list[int], limit: int) -> N
 
 
 def test_small_files_share_a_unit_and_large_ones_are_cut() -> None:
-    units = cut_units([file_of(n) for n in (4, 5, 25, 3)], 10)
+    units = cut_units([file_of(n) for n in (4, 5, 25, 3)], [True] * 4, 10)
     assert [[(p.file, p.start, p.end) for p in unit.pieces] for unit in units] == [
         [(0, 0, 4), (1, 0, 5)],
         [(2, 0, 10)],

@@ -15,7 +15,8 @@ from configs.data import DataConfig
 from configs.errors import ConfigError
 from configs.model import TrainTokenizerConfig
 from tasks.prepare.chat import shipped_template
-from tasks.prepare.formats import ChatRow, PromptRow, Rejected
+from tasks.prepare.formats import ChatRow, PromptRow
+from tasks.prepare.records import Rejected
 from tasks.prepare.tokenizer import (
     TokenizerFolder,
     folder_hash,
