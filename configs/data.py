@@ -25,6 +25,7 @@ Format = Literal[
     "tokens",
     "delimited",
 ]
+IrregularTurns = Literal["merge", "keep", "drop", "error"]
 
 
 class GenerateConfig(Section):
@@ -147,6 +148,21 @@ class DataConfig(Section):
     )
     packing: bool = identity(
         False, description="Put several rows into one sequence; rows never see each other."
+    )
+    train_on: Literal["assistant", "last_assistant", "all"] = identity(
+        "assistant",
+        description="Which tokens are trained: the assistant's turns (of prompt/completion rows "
+        "the completion), the last of them, or the whole text. A message's `train` or `weight` "
+        "goes before it.",
+    )
+    train_end_of_turn: bool = identity(
+        True, description="Whether the stop token of a trained turn is trained."
+    )
+    irregular_turns: IrregularTurns = identity(
+        "keep",
+        description="What happens to a conversation that doesn't alternate from user to assistant: "
+        "merge joins turns of one speaker, keep leaves it to the template, drop leaves it out, "
+        "error fails the stage.",
     )
     template_date: datetime.date | None = identity(
         None, description="The date that a chat template calling `strftime_now` sees."

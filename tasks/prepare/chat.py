@@ -41,6 +41,7 @@ __all__ = [
     "Refused",
     "Rendered",
     "TemplateNeedsDate",
+    "Turn",
     "render_with_spans",
     "shipped_template",
 ]
@@ -50,20 +51,42 @@ _REASONING_OPENING = re.compile(r"[<\[][^<>\[\]\s]*(?:think|thought|reason)", re
 
 
 @dataclass(frozen=True)
+class Turn:
+    """An assistant turn in a text.
+
+    Attributes:
+        message: Number of its message.
+        start: Its first character.
+        stop: Where its stop token begins; its end if it has none.
+        end: Behind its last character, the stop token included.
+    """
+
+    message: int
+    start: int
+    stop: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Rendered:
-    """A conversation as text, with the characters that are trained.
+    """A conversation as text, with its assistant turns.
 
     Attributes:
         text: What the template prints.
-        trained: Start and end of each assistant turn in `text`, in order, never touching.
+        turns: The assistant turns that take room in it, in order, never overlapping.
         notes: How often something happened that doesn't spoil the mask: `no_stop_token` (a turn
             without one), `reasoning_dropped` (of an earlier turn), `context_dropped` (a string of a
             system, user or tool message that the template doesn't show).
     """
 
     text: str
-    trained: tuple[tuple[int, int], ...]
+    turns: tuple[Turn, ...]
     notes: Mapping[str, int]
+
+    @property
+    def trained(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of each turn."""
+        return tuple((turn.start, turn.end) for turn in self.turns)
 
 
 def render_with_spans(
@@ -124,14 +147,14 @@ class _Row:
         turns = [n for n, message in enumerate(self.messages) if message.get("role") == "assistant"]
         first_places = self._first_places()
         self._check_shown(first_places, last_turn=turns[-1] if turns else -1)
-        spans: list[tuple[int, int]] = []
-        for turn in turns:
-            start, end = self._span(turn, first_places)
-            if spans and start < spans[-1][1]:
-                raise Refused("out_of_order", f"turn {turn} begins before the one before it ends")
-            if start < end:
-                spans.append((start, end))
-        return Rendered(self.text, tuple(spans), dict(self.notes))
+        found: list[Turn] = []
+        for number in turns:
+            turn = self._turn(number, first_places)
+            if found and turn.start < found[-1].end:
+                raise Refused("out_of_order", f"turn {number} begins before the one before it ends")
+            if turn.start < turn.end:
+                found.append(turn)
+        return Rendered(self.text, tuple(found), dict(self.notes))
 
     def _places(self) -> list[Place]:
         try:
@@ -164,7 +187,7 @@ class _Row:
             elif piece.text:
                 raise Refused("template_drops", _describe(piece))
 
-    def _span(self, turn: int, first_places: Mapping[int, int]) -> tuple[int, int]:
+    def _turn(self, turn: int, first_places: Mapping[int, int]) -> Turn:
         own = [
             number
             for piece, number in first_places.items()
@@ -181,7 +204,7 @@ class _Row:
             if self.marker.pieces[piece].message < turn and number > first:
                 raise Refused("out_of_order", f"turn {turn} is shown before what precedes it")
         start = self._start(turn, first)
-        return start, self._end(turn, start, first, last)
+        return Turn(turn, start, *self._end(turn, start, first, last))
 
     def _last(self, turn: int, last: int) -> int:
         """The turn's last place, where a tool's name that is shown again may come at the end."""
@@ -239,7 +262,8 @@ class _Row:
         # no header, the space is the end of the message before.
         return len(header.rstrip(" ")) if header.strip() else shared
 
-    def _end(self, turn: int, start: int, first: int, last: int) -> int:
+    def _end(self, turn: int, start: int, first: int, last: int) -> tuple[int, int]:
+        """Where the turn's stop token begins and ends."""
         own = self.places[first : last + 1]
         edges = [start, *(edge for place in own for edge in (place.start, place.end))]
         for left, right in zip(edges[::2], edges[1::2], strict=False):
@@ -248,12 +272,12 @@ class _Row:
         limit = self.places[last + 1].start if last + 1 < len(self.places) else len(self.text)
         stop = self.stop.search(self.text, own[-1].end, limit)
         if stop:
-            return stop.end()
+            return stop.span()
         ending = self.marker.pieces[own[-1].piece]
         if ending.kind == "call" or self._message(last + 1) == turn:
             raise Refused("open_end", f"turn {turn} has no stop token that would show its end")
         self.notes["no_stop_token"] += 1
-        return own[-1].end
+        return own[-1].end, own[-1].end
 
 
 def _check_parts(messages: Sequence[Message]) -> None:

@@ -29,6 +29,7 @@ _SHAREGPT_ROLES = {
     "function_call": "assistant",
 }
 _CALL_ROLE = "function_call"
+_FLAGS = ("train", "weight")
 
 
 def conversation(messages: Sequence[Any], *, first: int = 0) -> list[dict[str, Any]]:
@@ -147,6 +148,40 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise Rejected(
                 "bad_message", f"content of message {number} is a text, not {kind(content)}"
             )
+
+
+def training_flags(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], tuple[bool | None, ...]]:
+    """The messages without `train` and `weight`, and what these say; empty if no message has them.
+
+    Raises:
+        Rejected: A flag is neither true nor false (1 or 0), or wants to train what isn't the
+            assistant's.
+    """
+    if not any(name in message for message in messages for name in _FLAGS):
+        return messages, ()
+    rest = [{k: v for k, v in message.items() if k not in _FLAGS} for message in messages]
+    return rest, tuple(_flag(number, message) for number, message in enumerate(messages))
+
+
+def _flag(number: int, message: Mapping[str, Any]) -> bool | None:
+    for name in _FLAGS:
+        value = message.get(name)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            raise Rejected(
+                "bad_flag", f"{name} of message {number} is true or false, not {value!r}"
+            )
+        if value and message["role"] != "assistant":
+            raise Rejected(
+                "bad_flag",
+                f"{name} of message {number} wants a turn of the {message['role']} trained; only "
+                "the assistant's turns are (data.train_on: all trains the whole text)",
+            )
+        return bool(value)
+    return None
 
 
 def tool_schemas(tools: Any) -> Sequence[Any] | None:

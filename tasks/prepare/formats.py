@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from configs.data import Format, SourceConfig
-from tasks.prepare.conversations import check_messages, conversation, tool_schemas
+from tasks.prepare.conversations import (
+    check_messages,
+    conversation,
+    tool_schemas,
+    training_flags,
+)
 from tasks.prepare.records import Rejected, kind
 
 _HASH_BYTES = 16
@@ -30,11 +35,14 @@ class ChatRow:
         tools: Schemas of the tools the assistant may call.
         num_context: Messages at the start that are never trained (the prompt of a row that gives
             prompt and completion as messages).
+        flags: What each message says of its training (`train`, `weight`), null where it says
+            nothing; empty if none does.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] | None = None
     num_context: int = 0
+    flags: tuple[bool | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,8 @@ def _chat_row(turns: list[dict[str, Any]], tools: Any, *, num_context: int = 0) 
     check_messages(turns)
     if not any(turn["role"] == "assistant" for turn in turns[num_context:]):
         raise Rejected("no_assistant_turn", "no message of the assistant to train on")
-    return ChatRow(turns, tool_schemas(tools), num_context)
+    messages, flags = training_flags(turns)
+    return ChatRow(messages, tool_schemas(tools), num_context, flags)
 
 
 def _opened(

@@ -42,17 +42,20 @@ _BUFFER_BYTES = 2**20
 
 
 class Rejected(Exception):  # noqa: N818
-    """A row that can't be used.
+    """A row that isn't used.
 
     Attributes:
         reason: Stable code, such as `invalid_json`.
         detail: What is wrong, for people.
+        kind: `bad`: counts against `data.limits.max_rejected`; `unwanted`: the config leaves such
+            rows out; `fatal`: the config tolerates none.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(
+        self, reason: str, detail: str, *, kind: Literal["bad", "unwanted", "fatal"] = "bad"
+    ) -> None:
         super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+        self.reason, self.detail, self.kind = reason, detail, kind
 
 
 class BrokenFileError(Exception):

@@ -61,6 +61,7 @@ class Reading:
         num_rejected: Those of them that are bad rows.
         notes: What happened without spoiling a row, by code.
         rejected: The first bad rows, in the order of the files.
+        fatal: The first row that the config doesn't tolerate.
         first_lines: For each unit the number of the line at which its first piece begins.
         sources: For each source `read`, `rejected`, `rows` in the plan and their `tokens`.
         moved_hash: Hash of the rows that the held-out side gets because it would be empty.
@@ -71,6 +72,7 @@ class Reading:
     num_rejected: int
     notes: Mapping[str, int]
     rejected: tuple[RejectedRow, ...]
+    fatal: RejectedRow | None
     first_lines: tuple[int, ...]
     sources: Mapping[int, Mapping[str, int]]
     moved_hash: bytes | None
@@ -88,13 +90,16 @@ def summarise(results: Sequence[UnitResult], files: Sequence[SourceFile]) -> Rea
     notes: Counter[str] = Counter()
     rejected: list[RejectedRow] = []
     sources: dict[int, Counter[str]] = {}
+    fatal: RejectedRow | None = None
     for result, first_line in zip(results, first_lines, strict=True):
         dropped.update(result.counts.dropped)
         notes.update(result.counts.notes)
         for number, counted in result.counts.sources.items():
             sources.setdefault(int(number), Counter()).update(counted)
-        for file, line, reason, detail in result.counts.rejected[: MAX_EXAMPLES - len(rejected)]:
-            rejected.append(RejectedRow(files[file].uri, line + first_line - 1, reason, detail))
+        for file, line, *why in result.counts.rejected[: MAX_EXAMPLES - len(rejected)]:
+            rejected.append(RejectedRow(files[file].uri, line + first_line - 1, *why))
+        for file, line, *why in result.counts.fatal:
+            fatal = fatal or RejectedRow(files[file].uri, line + first_line - 1, *why)
     counts = [result.counts for result in results]
     hashes = [count.smallest_auto_hash for count in counts if count.smallest_auto_hash]
     empty = hashes and not any(count.held_out_rows for count in counts)
@@ -104,6 +109,7 @@ def summarise(results: Sequence[UnitResult], files: Sequence[SourceFile]) -> Rea
         num_rejected=sum(count.num_rejected for count in counts),
         notes=dict(sorted(notes.items())),
         rejected=tuple(rejected),
+        fatal=fatal,
         first_lines=first_lines,
         sources=sources,
         moved_hash=bytes.fromhex(min(hashes)) if empty else None,
@@ -118,8 +124,16 @@ def check_rejected(reading: Reading, max_rejected: float) -> None:
         max_rejected: Largest share of bad rows (0 to 1).
 
     Raises:
-        DataError: There is no row at all (`no_rows`), or too many are bad (`too_many_rejected`).
+        DataError: There is no row at all (`no_rows`), too many are bad (`too_many_rejected`), or
+            one is there that the config doesn't tolerate (the row's own code).
     """
+    if reading.fatal is not None:
+        raise DataError(
+            f"{reading.fatal.reason}: {reading.fatal.detail}",
+            where=reading.fatal.place,
+            hint=f"mend the row, or set data.{reading.fatal.reason} to something else than error",
+            code=reading.fatal.reason,
+        )
     if reading.rows_read == 0:
         raise DataError(
             "the sources have no row, only blank lines",

@@ -18,9 +18,10 @@ from tokenizers import Encoding
 from configs.data import DataConfig
 from configs.errors import ConfigError
 from tasks.prepare.chat import ChatTemplate, Refused, render_with_spans
-from tasks.prepare.formats import ChatRow, Content, PromptRow, TokensRow
+from tasks.prepare.formats import Content, PromptRow, TokensRow
 from tasks.prepare.records import Rejected
 from tasks.prepare.tokenizer import TokenizerFolder
+from tasks.prepare.turns import regular_turns, trained_spans
 
 Span = tuple[int, int]
 _SHIPPED = "chatml"
@@ -72,14 +73,14 @@ class RowEncoder:
 
     Args:
         folder: The tokenizer.
-        data: Gives `template_date`.
+        data: The `data` section.
 
     Attributes:
         notes: How often something happened that doesn't spoil a row, by code.
     """
 
     def __init__(self, folder: TokenizerFolder, data: DataConfig) -> None:
-        self._folder = folder
+        self._folder, self._data = folder, data
         self._vocab_size = folder.tokenizer.get_vocab_size()
         self._template: ChatTemplate | None = None
         if folder.chat_template is not None:
@@ -99,11 +100,13 @@ class RowEncoder:
         if isinstance(row, PromptRow):
             # Tokenised apart, as a model that is asked sees the tokens of just the prompt.
             completion = Text(row.completion, ((0, len(row.completion)),))
-            return RenderedRow((Text(row.prompt, ()), completion), plain=True)
+            trained = ((0, len(row.prompt)),) if self._data.train_on == "all" else ()
+            return RenderedRow((Text(row.prompt, trained), completion), plain=True)
         if isinstance(row, TokensRow):
             return RenderedRow((), plain=False, ready=self._checked(row))
         if self._template is None:
             raise _no_template()
+        row = regular_turns(row, self._data.irregular_turns, self.notes)
         try:
             rendered = render_with_spans(
                 self._template,
@@ -113,7 +116,7 @@ class RowEncoder:
             )
         except Refused as error:
             raise Rejected(error.reason, error.detail) from error
-        trained = _own_spans(row, rendered.trained)
+        trained = trained_spans(row, rendered, self._data)
         self.notes.update(rendered.notes)
         return RenderedRow((Text(rendered.text, trained),), plain=False)
 
@@ -153,7 +156,7 @@ class RowEncoder:
                 self.notes["no_stop_token"] += 1
             else:
                 ids.append(np.array([self._folder.eos_id], dtype=np.uint32))
-                masks.append(np.ones(1, dtype=np.bool_))
+                masks.append(np.full(1, self._data.train_end_of_turn, dtype=np.bool_))
         return TokenRow(np.concatenate(ids), np.concatenate(masks))
 
 
@@ -180,16 +183,6 @@ def trained_tokens(text: Text, encoding: Encoding) -> npt.NDArray[np.bool_]:
     full = before[ends] - before[starts] == ends - starts
     # inside[i + 1] tells of character i; at the text's edges it is false.
     return np.where(ends > starts, full, inside[starts] & inside[starts + 1])
-
-
-def _own_spans(row: ChatRow, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """The spans of the turns that are trained, without those of the context."""
-    if row.num_context == 0:
-        return spans
-    roles = [message["role"] for message in row.messages]
-    if len(spans) != roles.count("assistant"):
-        raise Rejected("not_provable", "a turn of the assistant takes no room in the text")
-    return spans[roles[: row.num_context].count("assistant") :]
 
 
 def _starts_with(ids: npt.NDArray[np.uint32], start: npt.NDArray[np.uint32]) -> bool:

@@ -52,6 +52,7 @@ class UnitCounts:
         num_rejected: Those of them that are bad rows.
         notes: What happened without spoiling a row, by code.
         rejected: File number, line within the piece, reason and detail of the first bad rows.
+        fatal: The first row that the config doesn't tolerate, likewise; empty if there is none.
         shard_rows: Rows in the shard.
         held_out_rows: Rows of the plan on the held-out side.
         sources: For each source `read`, `rejected`, `rows` in the plan and their `tokens`.
@@ -66,6 +67,7 @@ class UnitCounts:
     rejected: list[tuple[int, int, str, str]] = field(
         default_factory=list[tuple[int, int, str, str]]
     )
+    fatal: list[tuple[int, int, str, str]] = field(default_factory=list[tuple[int, int, str, str]])
     shard_rows: int = 0
     held_out_rows: int = 0
     sources: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
@@ -232,7 +234,7 @@ class _UnitRun:
                 parsed = parse_row(record.values(), source)
                 rendered = self._encoder.render(parsed.content)
             except Rejected as error:
-                counted["rejected"] += 1
+                counted["rejected"] += error.kind != "unwanted"
                 self._reject(piece, record, error)
                 continue
             yield _Found(rendered, parsed.row_hash, source.split, piece.file, number)
@@ -240,10 +242,14 @@ class _UnitRun:
 
     def _reject(self, piece: Piece, record: Record, error: Rejected) -> None:
         self._dropped[error.reason] += 1
+        if error.kind == "unwanted":
+            return
         self._counts.num_rejected += 1
+        example = (piece.file, record.number, error.reason, error.detail[:_MAX_DETAIL])
+        if error.kind == "fatal" and not self._counts.fatal:
+            self._counts.fatal.append(example)
         if len(self._counts.rejected) < MAX_EXAMPLES:
-            detail = error.detail[:_MAX_DETAIL]
-            self._counts.rejected.append((piece.file, record.number, error.reason, detail))
+            self._counts.rejected.append(example)
 
     def _encode(self, waiting: Sequence[_Found]) -> Iterator[ShardRow]:
         encoded = self._encoder.encode([found.row for found in waiting])

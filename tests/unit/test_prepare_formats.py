@@ -284,3 +284,13 @@ def test_columns_are_renamed() -> None:
         parsed(row, columns=columns).row_hash
         == parsed(row, format="text", text_column="q").row_hash
     )
+
+
+def test_flags_of_messages_are_read_and_taken_out() -> None:
+    for yes, no in ((True, False), (1, 0), (1.0, 0.0)):
+        row = parse({"messages": [{**USER, "weight": no}, {**ANSWER, "weight": yes}]})
+        assert row == ChatRow([USER, ANSWER], flags=(False, True))
+    row = parse({"messages": [USER, {**ANSWER, "train": False}, USER, ANSWER]})
+    assert row == ChatRow([USER, ANSWER, USER, ANSWER], flags=(None, False, None, None))
+    assert reason({"messages": [USER, {**ANSWER, "train": "yes"}]}) == "bad_flag"
+    assert reason({"messages": [{**USER, "train": True}, ANSWER]}) == "bad_flag"

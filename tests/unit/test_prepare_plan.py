@@ -184,7 +184,7 @@ def test_nothing_is_moved_where_a_row_is_held_out() -> None:
 
 def reading(*, rows: int, rejected: int) -> Reading:
     bad = RejectedRow("/d/rows.jsonl", 7, "invalid_json", "Expecting value at column 1")
-    return Reading(rows, {}, rejected, {}, (bad,) * min(rejected, 10), (1,), {}, None)
+    return Reading(rows, {}, rejected, {}, (bad,) * min(rejected, 10), None, (1,), {}, None)
 
 
 def test_too_many_bad_rows_are_named_with_number_limit_and_place() -> None:
@@ -197,5 +197,5 @@ def test_too_many_bad_rows_are_named_with_number_limit_and_place() -> None:
     assert "1.00%" in error.rule
     assert "/d/rows.jsonl:7: invalid_json: Expecting value at column 1" in error.hint
     with pytest.raises(DataError) as caught:
-        check_rejected(Reading(0, {}, 0, {}, (), (), {}, None), 1.0)
+        check_rejected(Reading(0, {}, 0, {}, (), None, (), {}, None), 1.0)
     assert caught.value.code == "no_rows"
