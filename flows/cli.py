@@ -6,13 +6,10 @@ do it; 130 or 143 stopped by a signal; 1 anything else.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import sys
-import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -21,6 +18,7 @@ import typer
 
 from configs.errors import ModelmillError
 from flows import terminal
+from flows.answers import Terminated, answering, note_failure, settle_logs
 from flows.run import Run, RunResult, find_stage
 from tasks.storage import Location
 
@@ -31,10 +29,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as an exception that unwinds as Ctrl-C does."""
 
 
 ConfigArgument = Annotated[str, typer.Argument(help="Config file, or the name of a preset.")]
@@ -59,7 +53,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run what is missing, reuse what is there, resume what was cut off."""
-    with _answering(as_json=as_json, debug=debug) as answer:
+    with answering(as_json=as_json, debug=debug) as answer:
         result = _run(config, overrides or (), until=until, verify=verify, debug=debug)
         answer.update(result.as_dict())
         result.raise_for_error()
@@ -77,7 +71,7 @@ def _run(
         asked = Run(experiment, until=find_stage(until), progress=progress, verify=verify)
         if result := asked.at_once():
             return result
-        _settle_logs(debug)
+        settle_logs(debug)
         from flows.finetune import execute
 
         return execute(asked)
@@ -95,7 +89,7 @@ def plan(
     from flows.loading import load
     from flows.plan import plan_of
 
-    with _answering(as_json=as_json, debug=debug) as answer:
+    with answering(as_json=as_json, debug=debug) as answer:
         planned = plan_of(Run(load(config, overrides or ()), until=find_stage(until)))
         answer.update(planned.as_dict())
         if not as_json:
@@ -114,7 +108,7 @@ def runs(
 
     from flows.records import find_run, list_runs
 
-    with _answering(as_json=as_json, debug=debug) as answer:
+    with answering(as_json=as_json, debug=debug) as answer:
         place = Location(workspace)
         if run_id is None:
             records = list_runs(place)
@@ -142,8 +136,8 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Answer from an exported model, through its own chat template."""
-    with _answering(as_json=False, debug=debug):
-        _settle_logs(debug)
+    with answering(as_json=False, debug=debug):
+        settle_logs(debug)
         from tasks.predict import answer
 
         folder = _model_folder(model, workspace)
@@ -175,6 +169,40 @@ def _model_folder(model: str, workspace: str) -> Path:
 
 
 @app.command()
+def preview(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG_OR_RUN",
+            help="Config file or preset; with --row a run or its name.",
+        ),
+    ],
+    overrides: Overrides = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="Rows of each source.")] = 5,
+    row: Annotated[
+        int | None, typer.Option(min=0, help="A run's prepared sequence of this number instead.")
+    ] = None,
+    held_out: Annotated[bool, typer.Option(help="With --row: of the held-out side.")] = False,
+    columns: Annotated[bool, typer.Option(help="The columns of each source instead.")] = False,
+    workspace: Workspace = "runs",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show rows as they become tokens: what is trained, what is context, where they come from."""
+    from flows import preview as shown
+
+    with answering(as_json=as_json, debug=debug) as answer:
+        if row is not None:
+            rows = shown.prepared(target, row, held_out=held_out, workspace=Location(workspace))
+        elif columns:
+            answer["sources"] = shown.columns(target, overrides or (), show=not as_json)
+            return
+        else:
+            rows = shown.rows(target, overrides or (), count)
+        answer["rows"] = shown.show(rows, printed=not as_json)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of a config file, for editors."""
     from configs.loading import experiment_schema
@@ -190,77 +218,11 @@ def emit(
     debug: Debug = False,
 ) -> None:
     """Tell the Prefect server that data changed, which starts the on-new-data deployment."""
-    with _answering(as_json=False, debug=debug):
+    with answering(as_json=False, debug=debug):
         from flows.events import emit_event_for
 
         sent = emit_event_for(event, config, overrides or ())
         typer.echo(f"sent {sent}")
-
-
-@contextlib.contextmanager
-def _answering(*, as_json: bool, debug: bool) -> Generator[dict[str, Any]]:
-    """Collects the answer and prints it as one object; errors become the exit code.
-
-    With `as_json`, file descriptor 1 points to stderr meanwhile, so that nothing that a library or
-    a child process prints can get between a program and the object.
-    """
-    answer: dict[str, Any] = {}
-    code = 0
-    with _stdout_kept(as_json) as out:
-        try:
-            yield answer
-        except ModelmillError as error:
-            code = error.exit_code
-            _failed(answer, error.as_dict())
-            if debug:
-                traceback.print_exc()
-            terminal.show_error(error)
-        except Exception as bug:
-            code = 1
-            _failed(answer, {"code": "internal_error", "where": "", "rule": repr(bug), "hint": ""})
-            traceback.print_exc()
-        except KeyboardInterrupt as stopped:
-            code = 143 if isinstance(stopped, Terminated) else 130
-            hint = "the same command goes on from here"
-            _failed(answer, {"code": "stopped", "where": "", "rule": "stopped", "hint": hint})
-            terminal.show_stopped()
-        if as_json:
-            os.write(out, json.dumps(answer, indent=2).encode() + b"\n")
-    if code:
-        raise typer.Exit(code)
-
-
-def _failed(answer: dict[str, Any], error: dict[str, Any]) -> None:
-    answer.update({"status": "failed", "error": error})
-    answer.setdefault("run_id", None)
-    answer.setdefault("stages", {})
-
-
-@contextlib.contextmanager
-def _stdout_kept(redirect: bool) -> Generator[int]:
-    if not redirect:
-        yield 1
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield kept
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-def _settle_logs(debug: bool) -> None:
-    """Keeps Prefect and the libraries from talking over the progress; their own settings win."""
-    if not debug:
-        # Prefect logs the traceback of every failure; ours are told by `show_error`.
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if not os.environ.get("PREFECT_API_URL"):
-        os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -277,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             hint = f"see {command} --help"
             answer: dict[str, Any] = {}
             rule = usage.format_message()
-            _failed(answer, {"code": "usage", "where": command, "rule": rule, "hint": hint})
+            note_failure(answer, {"code": "usage", "where": command, "rule": rule, "hint": hint})
             typer.echo(json.dumps(answer, indent=2))
         raise
 

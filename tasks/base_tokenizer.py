@@ -152,6 +152,45 @@ def load_tokenizer_files(
     _save_generation_config([origin, base], into)
 
 
+def local_tokenizer(
+    model: ModelConfig,
+    base: BaseModel,
+    into: Path,
+    *,
+    options: Mapping[str, Secret] | None = None,
+) -> bool:
+    """As `load_tokenizer_files`, but by copying, without `transformers`; false: it can't be copied.
+
+    Raises:
+        ConfigError: The chat template isn't one.
+    """
+    source = local_base(_tokenizer_origin(model, base, options or {}))
+    if not (source / "tokenizer.json").is_file():
+        return False
+    into.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if TOKENIZER_FILES.fullmatch(path.name) or path.name == GENERATION_CONFIG:
+            shutil.copyfile(path, into / path.name)
+    own = into / "chat_template.jinja"
+    template = chat_template_text(model, options)
+    if template is None and not own.exists():
+        template = _template_in_config(into / "tokenizer_config.json")
+    if template is not None:
+        own.write_text(template, encoding="utf-8")
+    return True
+
+
+def _template_in_config(path: Path) -> str | None:
+    """The chat template in an older tokenizer_config.json, of several the one named default."""
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+    if isinstance(found, list):
+        named = {one["name"]: one["template"] for one in cast("list[dict[str, str]]", found)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
 def drop_json_keys(path: Path, *keys: str) -> None:
     """Removes top-level keys that tell of this machine from a JSON file that a library wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))

@@ -9,19 +9,16 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from configs.errors import DataError
 from tasks.artifacts import OpenArtifact
-from tasks.base_tokenizer import load_tokenizer_files
 from tasks.errors import storage_errors
 from tasks.files import FileEntry
-from tasks.prepare.formats import ChatRow, Content, PromptRow, parse_row
+from tasks.prepare.make_tokenizer import make_tokenizer
 from tasks.prepare.pipeline import UnitJob, make_units
 from tasks.prepare.plan import PlannedShard, PlanTotals, write_plan
-from tasks.prepare.recognise import recognise, records_of
-from tasks.prepare.records import Rejected
+from tasks.prepare.recognise import recognise
 from tasks.prepare.report import (
     Reading,
     Report,
@@ -32,19 +29,17 @@ from tasks.prepare.report import (
     source_list,
     summarise,
 )
-from tasks.prepare.sources import check_unchanged
 from tasks.prepare.stage import (
     PrepareResult,
     PrepareSpec,
     PrepareStage,
     check_tokenizer_unchanged,
-    trained_template,
 )
 from tasks.prepare.tokenizer import (
     TokenizerFolder,
+    decoded,
     folder_hash,
     load_tokenizer,
-    train_tokenizer,
 )
 from tasks.prepare.units import UnitResult
 from tasks.stage import Context
@@ -97,17 +92,7 @@ class Preparation:
             for name, entry in done.files.items():
                 self._output.root.join(entry.path).download(folder.parent / name)
             return {Path(name).name: entry for name, entry in done.files.items()}
-        train = self._spec.model.tokenizer.train
-        if train is None:
-            load_tokenizer_files(
-                self._spec.model, self._spec.base, folder, options=self._spec.options
-            )
-        else:
-            texts = islice(self._rows(), train.max_rows)
-            template = trained_template(self._spec.model, self._spec.options)
-            train_tokenizer((text for row in texts for text in row), train, template, folder)
-            for file in self._spec.files:
-                check_unchanged(file)
+        make_tokenizer(self._spec, self._inputs, folder)
         check_tokenizer_unchanged(self._spec)
         entries = {
             path.name: self._output.upload(f"tokenizer/{path.name}", path)
@@ -116,18 +101,6 @@ class Preparation:
         logical = {f"tokenizer/{name}": entry for name, entry in entries.items()}
         self._output.record_unit(_TOKENIZER_UNIT, logical, {"versions": self._versions})
         return entries
-
-    def _rows(self) -> Iterator[list[str]]:
-        """The texts of each valid row, in the order of the sources."""
-        for one in self._inputs.files:
-            source = self._inputs.data.sources[one.file.source]
-            for record in records_of(one, source):
-                if record.is_blank:
-                    continue
-                try:
-                    yield _texts(parse_row(record.values(), source).content)
-                except Rejected:
-                    continue
 
     def _units(self, tokenizer: dict[str, FileEntry]) -> list[UnitResult]:
         """All units in order; those that no attempt has finished are made on Ray."""
@@ -266,30 +239,17 @@ class Preparation:
                         yield SampleRow(
                             file=self._spec.files[row["source"]].uri,
                             line=row["line"] + first_line - 1,
-                            parts=_decoded(tokenizer, row["input_ids"], row["trained"]),
+                            parts=_sample_parts(tokenizer, row["input_ids"], row["trained"]),
                         )
 
 
-def _decoded(
+def _sample_parts(
     tokenizer: TokenizerFolder, input_ids: list[int], trained: list[bool]
 ) -> tuple[tuple[str, bool], ...]:
     """The text of each run of tokens that are all trained, or all not."""
-    length = min(len(input_ids), _SAMPLE_TOKENS)
-    runs = groupby(np.arange(length).tolist(), key=lambda at: trained[at])
-    return tuple(
-        (tokenizer.tokenizer.decode([input_ids[at] for at in run], skip_special_tokens=False), on)
-        for on, run in runs
-    )
-
-
-def _texts(row: Content) -> list[str]:
-    """What a row says, without its form."""
-    if isinstance(row, PromptRow):
-        return [row.prompt, row.completion]
-    if not isinstance(row, ChatRow):
-        return []
-    contents = [message.get("content") for message in row.messages]
-    return [content for content in contents if isinstance(content, str)]
+    parts = decoded(tokenizer, input_ids[:_SAMPLE_TOKENS], trained)
+    runs = groupby(parts, key=lambda part: part.trained)
+    return tuple(("".join(part.text for part in run), on) for on, run in runs)
 
 
 def _why_dropped(reading: Reading) -> str:

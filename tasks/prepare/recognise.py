@@ -34,6 +34,7 @@ _HEAD_BYTES = 64 * 2**10
 _PROBED_ROWS = 20
 _PROBED_RECORDS = 10_000
 _MAX_KEYS = 12
+_DOUBTS = ("no_column", "unknown_format", "ambiguous_format")
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,15 @@ class Inputs:
         return [self.files[piece.file] for piece in unit.pieces]
 
 
-def recognise(files: Sequence[SourceFile], data: DataConfig) -> Inputs:
+def recognise(
+    files: Sequence[SourceFile], data: DataConfig, *, in_doubt: Literal["error", "auto"] = "error"
+) -> Inputs:
     """Decides what the config leaves open, by looking at the beginning of files.
 
     Args:
         files: The files of all sources, in order.
         data: The `data` section.
+        in_doubt: `auto` leaves the format of a source `auto` where its rows fit none or several.
 
     Raises:
         DataError: A file is of no known type, or broken; rows fit no format or several.
@@ -85,7 +89,12 @@ def recognise(files: Sequence[SourceFile], data: DataConfig) -> Inputs:
     sources: list[SourceConfig] = []
     for number, source in enumerate(data.sources):
         own = [one for one in inputs if one.file.source == number]
-        chosen = _format(source, f"data.sources[{number}]", own)
+        try:
+            chosen = _format(source, f"data.sources[{number}]", own)
+        except (ConfigError, DataError) as error:
+            if in_doubt == "error" or error.code not in _DOUBTS:
+                raise
+            chosen = source.format
         sources.append(source.model_copy(update={"format": chosen}))
     return Inputs(inputs, data.model_copy(update={"sources": tuple(sources)}))
 

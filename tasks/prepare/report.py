@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import DataError
+from tasks.artifacts import Artifact
 from tasks.prepare.recognise import Inputs
 from tasks.prepare.sources import SourceFile
 from tasks.prepare.splits import Unit
@@ -235,6 +236,12 @@ def file_list(inputs: Inputs) -> list[dict[str, Any]]:
         {"number": number, "uri": one.file.uri, "bytes": one.file.size, **one.file.identity}
         for number, one in enumerate(inputs.files[:_MAX_FILES])
     ]
+
+
+def file_at(artifact: Artifact, number: int) -> str:
+    """The file of that number in prepared data, as its report names it."""
+    files = json.loads(artifact.read_bytes("report.json"))["files"]
+    return files[number]["uri"] if number < len(files) else f"file {number}"
 
 
 def source_list(inputs: Inputs, reading: Reading) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,15 @@ class TokenizerFolder:
     stop_strings: tuple[str, ...]
     special_tokens: Mapping[str, str]
     chat_template: str | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens in a row that are all trained or all not, all special or none, as they decode."""
+
+    text: str
+    trained: bool
+    special: bool
 
 
 def load_tokenizer(folder: Path, stop_tokens: Sequence[str] = ()) -> TokenizerFolder:
@@ -133,6 +143,21 @@ def train_tokenizer(
     }
     (into / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     (into / _TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def decoded(
+    tokenizer: TokenizerFolder, input_ids: Sequence[int], trained: Sequence[bool]
+) -> tuple[Part, ...]:
+    """The text of each run of tokens that are alike."""
+    added = tokenizer.tokenizer.get_added_tokens_decoder()
+    special = {number for number, token in added.items() if token.special}
+    kinds = [(trained[at], token in special) for at, token in enumerate(input_ids)]
+    runs: list[Part] = []
+    for (on, is_special), places in groupby(range(len(kinds)), key=lambda at: kinds[at]):
+        ids = [input_ids[at] for at in places]
+        text: Any = tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
+        runs.append(Part(text, on, is_special))
+    return tuple(runs)
 
 
 def folder_hash(folder: Path) -> str:

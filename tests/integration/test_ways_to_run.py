@@ -125,6 +125,23 @@ def test_flow_run_is_made_where_a_server_is_named(
     assert runs() == before + 1
 
 
+def test_a_prepared_row_is_shown_with_its_line(finished: tuple[Sandbox, dict[str, Any]]) -> None:
+    sandbox, result = finished
+    lines = sandbox.data.read_text().splitlines()
+    for side in ((), ("--held-out",)):
+        done = sandbox.call("preview", result["run_id"], "--row", "3", "--json", *side)
+        (row,) = json.loads(done.stdout)["rows"]
+        file, _, line = row["place"].rpartition(":")
+        assert file == str(sandbox.data)
+        said = json.loads(lines[int(line) - 1])["messages"][-1]["content"]
+        assert (
+            "".join(part["text"] for part in row["parts"] if part["trained"]) == f"{said}<|im_end|>"
+        )
+    gone = sandbox.call("preview", "tiny", "--row", "9999")
+    assert gone.returncode == 2
+    assert "Traceback" not in gone.stderr and "of 2" in gone.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [("frobnicate",), ("run",), ("run", "x.yaml", "--nope")], ids=" ".join
 )
