@@ -1,9 +1,4 @@
-"""From a row to token ids and the mask that says which of them are trained.
-
-A token is trained if every character it covers is trained: one that reaches over the edge of a turn
-isn't. Several tokens that make up one character share its fate; a token that covers no character
-is trained if it lies between two trained ones.
-"""
+"""From a row to token ids and the mask that says which of them are trained."""
 
 from __future__ import annotations
 
@@ -18,21 +13,14 @@ from tokenizers import Encoding
 from configs.data import DataConfig
 from configs.errors import ConfigError
 from tasks.prepare.chat import ChatTemplate, Refused, render_with_spans
+from tasks.prepare.engine import word_engine
 from tasks.prepare.formats import Content, PromptRow, TokensRow
+from tasks.prepare.masks import Text, trained_by_bytes, trained_tokens
 from tasks.prepare.records import Rejected
 from tasks.prepare.tokenizer import TokenizerFolder
 from tasks.prepare.turns import regular_turns, trained_spans
 
-Span = tuple[int, int]
 _SHIPPED = "chatml"
-
-
-@dataclass(frozen=True)
-class Text:
-    """What is tokenised at once: a text and the character spans in it that are trained."""
-
-    text: str
-    trained: tuple[Span, ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +70,7 @@ class RowEncoder:
     def __init__(self, folder: TokenizerFolder, data: DataConfig) -> None:
         self._folder, self._data = folder, data
         self._vocab_size = folder.tokenizer.get_vocab_size()
+        self._engine = word_engine(folder.tokenizer)
         self._template: ChatTemplate | None = None
         if folder.chat_template is not None:
             self._template = ChatTemplate(
@@ -132,21 +121,36 @@ class RowEncoder:
     def encode(self, rows: Sequence[RenderedRow]) -> list[TokenRow]:
         """Ids and masks of rows, in their order."""
         texts = [text for row in rows for text in row.texts]
+        encoded = iter(self._encoded(texts))
+        return [self._assemble(row, [next(encoded) for _ in row.texts]) for row in rows]
+
+    def _encoded(self, texts: Sequence[Text]) -> list[TokenRow]:
+        """By the word engine; what it can't encode, or all where there is none, by `tokenizers`."""
+        done = [self._by_words(text) for text in texts]
+        left = [text for text, tokens in zip(texts, done, strict=True) if tokens is None]
         encodings = iter(
             self._folder.tokenizer.encode_batch(
-                [text.text for text in texts], add_special_tokens=False
+                [text.text for text in left], add_special_tokens=False
             )
         )
-        return [self._assemble(row, [next(encodings) for _ in row.texts]) for row in rows]
+        return [
+            _token_row(text, next(encodings)) if tokens is None else tokens
+            for text, tokens in zip(texts, done, strict=True)
+        ]
 
-    def _assemble(self, row: RenderedRow, encodings: Sequence[Encoding]) -> TokenRow:
+    def _by_words(self, text: Text) -> TokenRow | None:
+        ids = self._engine.encode(text.text) if self._engine is not None else None
+        if self._engine is None or ids is None:
+            return None
+        return TokenRow(ids, trained_by_bytes(text, ids, self._engine.byte_lengths))
+
+    def _assemble(self, row: RenderedRow, parts: Sequence[TokenRow]) -> TokenRow:
         if row.ready is not None:
             return row.ready
-        ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-        masks = [
-            trained_tokens(text, encoding)
-            for text, encoding in zip(row.texts, encodings, strict=True)
-        ]
+        if len(parts) == 1 and not row.plain:
+            return parts[0]
+        ids = [part.input_ids for part in parts]
+        masks = [part.trained for part in parts]
         if row.plain:
             bos = np.array(self._folder.bos_ids, dtype=np.uint32)
             if len(bos) and not _starts_with(np.concatenate(ids), bos):
@@ -160,29 +164,9 @@ class RowEncoder:
         return TokenRow(np.concatenate(ids), np.concatenate(masks))
 
 
-def trained_tokens(text: Text, encoding: Encoding) -> npt.NDArray[np.bool_]:
-    """Which tokens of an encoded text are trained.
-
-    Args:
-        text: The text with its trained spans.
-        encoding: Its encoding, with untrimmed offsets in characters.
-
-    Returns:
-        bool of shape (num_tokens,).
-    """
-    length = len(encoding.ids)
-    if not text.trained or text.trained == ((0, len(text.text)),):
-        return np.full(length, bool(text.trained), dtype=np.bool_)
-    before = np.zeros(len(text.text) + 2, dtype=np.int64)
-    for start, end in text.trained:
-        before[start + 1 : end + 1] = 1
-    inside = before.astype(np.bool_)
-    before = np.cumsum(before)
-    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(length, 2)
-    starts, ends = offsets[:, 0], offsets[:, 1]
-    full = before[ends] - before[starts] == ends - starts
-    # inside[i + 1] tells of character i; at the text's edges it is false.
-    return np.where(ends > starts, full, inside[starts] & inside[starts + 1])
+def _token_row(text: Text, encoding: Encoding) -> TokenRow:
+    ids = np.array(encoding.ids, dtype=np.uint32)
+    return TokenRow(ids, trained_tokens(text, encoding))
 
 
 def _starts_with(ids: npt.NDArray[np.uint32], start: npt.NDArray[np.uint32]) -> bool:

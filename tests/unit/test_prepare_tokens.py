@@ -16,6 +16,7 @@ from configs.errors import ConfigError
 from configs.model import TrainTokenizerConfig
 from tasks.prepare.chat import shipped_template
 from tasks.prepare.formats import ChatRow, PromptRow
+from tasks.prepare.masks import Text, trained_tokens
 from tasks.prepare.records import Rejected
 from tasks.prepare.tokenizer import (
     TokenizerFolder,
@@ -24,7 +25,7 @@ from tasks.prepare.tokenizer import (
     stop_token_ids,
     train_tokenizer,
 )
-from tasks.prepare.tokens import RowEncoder, Text, trained_tokens
+from tasks.prepare.tokens import RowEncoder
 
 TEXTS = ["hello hello world\n", "é日本語 emoji 🎉🎉 12", "  the  theory of the thing"] * 4
 ALPHABET = "he lo\n日🎉é 1\u2028"
