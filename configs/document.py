@@ -94,6 +94,9 @@ def read_yaml(text: str, *, origin: str, faults: list[Fault], numbered: bool = T
         place = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
         faults.append(_syntax(place, _without_names(error)))
         return None
+    except RecursionError:
+        faults.append(_syntax(origin, "it is nested too deeply"))
+        return None
     finally:
         if loader is not None:
             loader.dispose()
@@ -166,6 +169,10 @@ def write_json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
+_MAX_NODES = 100_000
+_MAX_DEPTH = 100
+
+
 class _Loader(yaml.SafeLoader):
     """Marks plain scalars instead of guessing their type by YAML 1.1."""
 
@@ -201,8 +208,16 @@ class _TreeBuilder:
         self.faults = faults
         self.numbered = numbered
         self.open: list[yaml.Node] = []
+        self.num_nodes = 0
 
     def build(self, node: yaml.Node, path: ConfigPath, *, at: str) -> Node:
+        self.num_nodes += 1
+        if self.num_nodes > _MAX_NODES or len(self.open) > _MAX_DEPTH:
+            # Aliases of aliases can make billions of values out of a few lines.
+            if self.num_nodes <= _MAX_NODES + 1:
+                self._fault((), node, "it has too many values, or is nested too deeply", "", "size")
+                self.num_nodes = _MAX_NODES + 1
+            return Node(None, at=at, faulty=True)
         if node.tag not in _TAGS:
             self._fault(path, node, "YAML tags aren't allowed", "remove the !tag", "yaml_tag")
             return Node(None, at=at, faulty=True)

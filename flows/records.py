@@ -10,9 +10,10 @@ import difflib
 import json
 import secrets
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError, ModelmillError
+from configs.errors import ConfigError, ModelmillError, ResourceError
 from tasks.stage import Outcome
 from tasks.storage import Location
 
@@ -109,7 +110,18 @@ def mark_crashed(workspace: Location, run_id: str) -> None:
 
 
 def list_runs(workspace: Location) -> list[RunRecord]:
-    """All runs of a workspace, the newest first; records cut short are left out."""
+    """All runs of a workspace, the newest first; records cut short are left out.
+
+    Raises:
+        ResourceError: The workspace can't be read, or is a file.
+    """
+    if workspace.is_local and Path(workspace.path).is_file():
+        raise ResourceError(
+            "the workspace is a file",
+            where=workspace.uri,
+            hint="give a folder",
+            code="not_a_folder",
+        )
     names = sorted(workspace.join("runs").list(), reverse=True)
     found = [_read(workspace.join("runs", name)) for name in names if name.endswith(".json")]
     return [record for record in found if record is not None]
@@ -127,7 +139,7 @@ def find_run(workspace: Location, run_id: str, *, having: str | None = None) -> 
         ConfigError: There is none, or several begin so.
     """
     records = list_runs(workspace)
-    begins = [record for record in records if record.run_id.startswith(run_id)]
+    begins = [record for record in records if run_id and record.run_id.startswith(run_id)]
     named = [record for record in records if record.name == run_id]
     if len(begins) == 1:
         return begins[0]

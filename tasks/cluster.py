@@ -18,7 +18,7 @@ from typing import Any
 
 from configs.compute import ComputeConfig
 from configs.errors import ResourceError
-from tasks.errors import ray_errors
+from tasks.errors import first_line, ray_errors
 
 _ANSWER_SECONDS = 5.0
 _QUIET = {
@@ -60,14 +60,21 @@ class Cluster:
         with _signal_handlers_kept():
             try:
                 ray.init(**self._init_arguments())
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                raise ResourceError(
-                    f"Ray can't be reached or started: {error}",
-                    where="compute.address",
-                    hint="`ray status --address ...` must answer; null starts Ray for the run",
-                    code="ray_unreachable",
-                ) from error
+            except Exception as error:
+                # Ray raises a bare Exception where its own processes don't start in time.
+                raise self._not_there(error) from error
         self._connected = True
+
+    def _not_there(self, error: Exception) -> ResourceError:
+        hint = "`ray status --address ...` must answer; null starts Ray for the run"
+        if self._compute.address is None:
+            hint = "the machine may be overloaded or short of memory: run the same command again"
+        return ResourceError(
+            f"Ray can't be reached or started: {first_line(error)}",
+            where="compute.address",
+            hint=hint,
+            code="ray_unreachable",
+        )
 
     def _init_arguments(self) -> dict[str, Any]:
         common = {"log_to_driver": False, "logging_level": logging.WARNING}

@@ -154,6 +154,21 @@ def test_tags_and_aliases_inside_their_anchor_are_refused(write: Write) -> None:
     assert [fault.code for fault in found][:2] == ["yaml_tag", "yaml_alias"]
 
 
+BOMB = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(10)
+)
+
+
+@pytest.mark.parametrize(
+    "text", [BOMB, "a: " + "[" * 3000 + "]" * 3000, "a: " + "[" * 150 + "]" * 150]
+)
+def test_a_file_that_would_grow_without_bound_is_refused(write: Write, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(write(text))
+    assert caught.value.exit_code == 2
+    assert "too many values" in str(caught.value) or "nested too deeply" in str(caught.value)
+
+
 def test_an_override_changes_one_alias_of_an_anchor_only(write: Write) -> None:
     text = "name: demo\nmodel: {base: m}\ndata: {sources: [&one {path: a}, *one]}\n"
     sources = load_experiment(write(text), ["data.sources[1].path=b"]).data.sources

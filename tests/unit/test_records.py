@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, ResourceError
 from flows.records import RunRecord, StageRecord, find_run, list_runs, mark_crashed
 from tasks.storage import Location
 
@@ -82,3 +82,14 @@ def test_killed_before_its_record_was_there_or_whole(tmp_path) -> None:
     (tmp_path / "runs" / "20260101-000000-aaaaaa.json").write_text('{"run_id": "2026')
     mark_crashed(place, "20260101-000000-aaaaaa")
     assert list_runs(place) == []
+
+
+def test_a_file_is_no_workspace_and_an_empty_name_no_run(tmp_path) -> None:
+    record("20260101-000000-aaaaaa").save(Location(str(tmp_path)))
+    with pytest.raises(ConfigError):
+        find_run(Location(str(tmp_path)), "")
+    file = tmp_path / "notes.txt"
+    file.write_text("x")
+    with pytest.raises(ResourceError) as caught:
+        list_runs(Location(str(file)))
+    assert caught.value.code == "not_a_folder"
