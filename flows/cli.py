@@ -146,18 +146,14 @@ def predict(
 
 def _model_folder(model: str, workspace: str) -> Path:
     from configs.model import ModelConfig
-    from flows.records import find_run
-    from tasks.artifacts import ArtifactStore
+    from flows.records import artifact_of_run
     from tasks.base_model import local_base, resolve_base
 
     if Path(model).exists():
         return Path(model)
     if "://" in model:
         return local_base(resolve_base(ModelConfig(base=model)))
-    place = Location(workspace)
-    record = find_run(place, model, having="export")
-    exported = record.stages.get("export")
-    found = ArtifactStore(place).lookup("export", exported.fingerprint) if exported else None
+    record, found = artifact_of_run(Location(workspace), model, "export")
     if found is None:
         raise ModelmillError(
             "this run has no exported model",

@@ -14,6 +14,7 @@ from tasks.artifacts import Artifact
 from tasks.base_model import BaseModel, local_base
 from tasks.prepare.recognise import layout_of
 from tasks.prepare.records import BrokenFileError, data_error, decompressed
+from tasks.prepare.records_table import table_errors
 from tasks.prepare.sources import SourceFile, open_source
 
 ADAMW_BYTES = 16
@@ -77,9 +78,9 @@ def _first_file(file: SourceFile, data: DataConfig) -> _FileSize:
     """Of Parquet what its metadata says; of the rest by the beginning of the file."""
     source, layout = data.sources[file.source], layout_of(file, data)
     with open_source(file, source) as stream:
-        if layout.file_type == "parquet" and layout.compression == "none":
-            return _parquet_size(file, stream)
         try:
+            if layout.file_type == "parquet" and layout.compression == "none":
+                return _parquet_size(stream)
             with decompressed(stream, layout.compression) as content:
                 head = content.read(_SAMPLE_BYTES)
                 read = len(head) if layout.compression == "none" else max(1, stream.tell())
@@ -89,15 +90,11 @@ def _first_file(file: SourceFile, data: DataConfig) -> _FileSize:
     return _FileSize(max(1, ends) * file.size / read, len(head) * file.size / read)
 
 
-def _parquet_size(file: SourceFile, stream: BinaryIO) -> _FileSize:
-    import pyarrow as pa
+def _parquet_size(stream: BinaryIO) -> _FileSize:
     import pyarrow.parquet as pq
 
-    try:
+    with table_errors("Parquet"):
         metadata: Any = pq.read_metadata(cast("Any", stream))
-    except (pa.ArrowInvalid, OSError) as error:
-        told = BrokenFileError("broken_file", f"the file is cut short or isn't Parquet: {error}")
-        raise data_error(file.uri, told) from error
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return _FileSize(metadata.num_rows, sum(group.total_byte_size for group in groups))
 

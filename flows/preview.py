@@ -39,13 +39,10 @@ def prepared(run: str, number: int, *, held_out: bool, workspace: Location) -> l
     Raises:
         ConfigError: There is no such run, it has prepared nothing, or no such sequence.
     """
-    from flows.records import find_run
-    from tasks.artifacts import ArtifactStore
+    from flows.records import artifact_of_run
     from tasks.prepare.preview import prepared_row
 
-    record = find_run(workspace, run, having="prepare")
-    stage = record.stages.get("prepare")
-    artifact = ArtifactStore(workspace).lookup("prepare", stage.fingerprint) if stage else None
+    record, artifact = artifact_of_run(workspace, run, "prepare")
     if artifact is None:
         raise ConfigError(
             "this run has no prepared data",

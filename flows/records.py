@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError, ModelmillError, ResourceError
+from tasks.artifacts import Artifact, ArtifactStore
 from tasks.stage import Outcome
 from tasks.storage import Location
 
@@ -153,3 +154,16 @@ def find_run(workspace: Location, run_id: str, *, having: str | None = None) -> 
         hint=f"did you mean {near[0]}?" if near else "`modelmill runs` lists them",
         code="unknown_run",
     )
+
+
+def artifact_of_run(
+    workspace: Location, run_id: str, stage: str
+) -> tuple[RunRecord, Artifact | None]:
+    """A run as `find_run` finds it, and what it has of a stage; None: nothing that is still there.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    record = find_run(workspace, run_id, having=stage)
+    made = record.stages.get(stage)
+    return record, ArtifactStore(workspace).lookup(stage, made.fingerprint) if made else None

@@ -121,7 +121,7 @@ def with_columns(fields: Mapping[str, Any], columns: Mapping[str, str]) -> Mappi
 
 
 def candidates(fields: Mapping[str, Any]) -> tuple[Format, ...]:
-    """The formats whose columns a record has; labelled text and preferences are named as well."""
+    """The formats whose columns a record has."""
     return tuple(name for name, has in _RECOGNISED.items() if has(fields))
 
 

@@ -131,11 +131,9 @@ def _records(inputs: Inputs, number: int) -> Iterator[tuple[Input, Record]]:
 
 
 def _tokenizer(spec: PrepareSpec, inputs: Inputs, folder: Path) -> TokenizerFolder:
-    if spec.model.tokenizer.train is None and local_tokenizer(
-        spec.model, spec.base, folder, options=spec.options
-    ):
-        return load_tokenizer(folder, spec.data.stop_tokens)
-    make_tokenizer(spec, inputs, folder)
+    trained = spec.model.tokenizer.train is not None
+    if trained or not local_tokenizer(spec.model, spec.base, folder, options=spec.options):
+        make_tokenizer(spec, inputs, folder)
     return load_tokenizer(folder, spec.data.stop_tokens)
 
 

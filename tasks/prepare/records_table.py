@@ -10,7 +10,8 @@ import base64
 import csv
 import datetime
 import decimal
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from tasks.prepare.records import BrokenFileError, Layout, Record, Rejected
@@ -118,10 +119,9 @@ class _TextLines:
 
 def parquet_rows(stream: BinaryIO, layout: Layout, start: int, end: int) -> Iterator[Record]:
     """The rows of the row groups that begin in `[start, end)`."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with table_errors("Parquet"):
         file: Any = pq.ParquetFile(cast("Any", stream))
         groups = [
             number
@@ -130,12 +130,6 @@ def parquet_rows(stream: BinaryIO, layout: Layout, start: int, end: int) -> Iter
         ]
         batches = file.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups)
         yield from _rows(batches)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _broken_table("Parquet", error) from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _broken_table("Parquet", error) from error
 
 
 def _first_byte(group: Any) -> int:
@@ -146,16 +140,8 @@ def _first_byte(group: Any) -> int:
 
 def arrow_rows(stream: BinaryIO, layout: Layout, start: int, end: int) -> Iterator[Record]:
     """The rows of an Arrow IPC file (Feather, too) or stream."""
-    import pyarrow as pa
-
-    try:
+    with table_errors("Arrow"):
         yield from _rows(_arrow_batches(stream))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _broken_table("Arrow", error) from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _broken_table("Arrow", error) from error
 
 
 def _arrow_batches(stream: BinaryIO) -> Iterator[Any]:
@@ -201,6 +187,20 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _broken_table(name: str, error: Exception) -> BrokenFileError:
-    told = str(error).splitlines()[0]
-    return BrokenFileError("broken_file", f"the file is cut short or isn't {name}: {told}")
+@contextmanager
+def table_errors(name: str) -> Generator[None]:
+    """Tells what Arrow says of a file that is cut short or isn't a table.
+
+    Raises:
+        BrokenFileError: Its content is at fault; an error of the storage stays what it is.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        told = str(error).splitlines()[0]
+        detail = f"the file is cut short or isn't {name}: {told}"
+        raise BrokenFileError("broken_file", detail) from error
