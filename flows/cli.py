@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Run what is missing, reuse what is there, resume what was cut off."""
     with answering(as_json=as_json, debug=debug) as answer:
-        result = _run(config, overrides or (), until=until, verify=verify, debug=debug)
+        result = _run(config, overrides or (), answer, until=until, verify=verify, debug=debug)
         answer.update(result.as_dict())
         result.raise_for_error()
         if not as_json:
@@ -62,8 +62,15 @@ def run(
 
 
 def _run(
-    config: str, overrides: Sequence[str], *, until: str, verify: bool, debug: bool
+    config: str,
+    overrides: Sequence[str],
+    answer: dict[str, Any],
+    *,
+    until: str,
+    verify: bool,
+    debug: bool,
 ) -> RunResult:
+    """Runs, and leaves in the answer how far a run came that was stopped."""
     from flows.loading import load
 
     with terminal.StageProgress() as progress:
@@ -74,7 +81,11 @@ def _run(
         settle_logs(debug)
         from flows.finetune import execute
 
-        return execute(asked)
+        try:
+            return execute(asked)
+        except BaseException:
+            answer.update(asked.result("failed").as_dict())
+            raise
 
 
 @app.command()

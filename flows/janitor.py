@@ -7,17 +7,23 @@ for it. The next start of the same experiment on this machine looks for notes wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import subprocess
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
+from prefect.server.api import server as prefect_server
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.states import Crashed
 
@@ -37,6 +43,18 @@ OTHER_SERVER_SECONDS = 2.0
 LOG = logging.getLogger("modelmill")
 
 
+class _OwnSessionServer(SubprocessASGIServer):
+    """Prefect's temporary API, out of reach of Ctrl-C and of what is sent to the run's group.
+
+    The run that such a signal stops still has to tell the API that it was stopped.
+    """
+
+    def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+        popen = functools.partial(subprocess.Popen[Any], start_new_session=True)
+        with mock.patch.object(prefect_server, "subprocess", SimpleNamespace(Popen=popen)):
+            return super()._run_uvicorn_command()
+
+
 def start_api(run: Run) -> None:
     """Sees to it that Prefect's API answers: the server that is named, or a temporary one.
 
@@ -49,7 +67,7 @@ def start_api(run: Run) -> None:
     if (url := api_url()) is not None:
         check_server(url)
         return
-    server = SubprocessASGIServer()
+    server = _OwnSessionServer()
     threading.Thread(target=_note_server, args=(run, server), daemon=True).start()
     try:
         server.start(timeout=START_SECONDS)
