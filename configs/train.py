@@ -48,7 +48,7 @@ class TrainConfig(Section):
     attention: Literal["sdpa", "eager"] = identity(
         "sdpa", description="Attention implementation of `transformers`."
     )
-    seed: int = identity(0, ge=0, description="Seed of weights, order and dropout.")
+    seed: int = identity(0, ge=0, lt=2**32, description="Seed of weights, order and dropout.")
     deterministic: bool = identity(
         False, description="Deterministic GPU kernels; on CPU it changes nothing."
     )

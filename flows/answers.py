@@ -11,8 +11,9 @@ from collections.abc import Generator
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 
-from configs.errors import ModelmillError
+from configs.errors import ConfigError, ModelmillError
 from flows import terminal
 
 
@@ -76,6 +77,27 @@ def _stdout_kept(redirect: bool) -> Generator[int]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def prefect_settings() -> Generator[None]:
+    """Around what reads Prefect's settings, which come from the environment and its profiles.
+
+    Raises:
+        ConfigError: One of them is wrong.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        if not error.title.endswith("Settings"):
+            raise
+        wrong = error.errors()[0]
+        raise ConfigError(
+            f"Prefect's settings are wrong: {wrong['msg']}",
+            where=".".join([f"Prefect's {error.title}", *map(str, wrong["loc"])]),
+            hint="look at the PREFECT_ variables and at `prefect config view`",
+            code="bad_prefect_settings",
+        ) from error
 
 
 def settle_logs(debug: bool) -> None:

@@ -16,10 +16,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from configs.errors import ModelmillError
+from configs.errors import ConfigError, ModelmillError
 from flows import terminal
-from flows.answers import Terminated, answering, note_failure, settle_logs
-from flows.run import Run, RunResult, find_stage
+from flows.answers import Terminated, answering, note_failure, prefect_settings, settle_logs
+from flows.run import STAGES, Run, RunResult, StageName
 from tasks.storage import Location
 
 app = typer.Typer(
@@ -75,17 +75,35 @@ def _run(
 
     with terminal.StageProgress() as progress:
         experiment = load(config, overrides)
-        asked = Run(experiment, until=find_stage(until), progress=progress, verify=verify)
+        asked = Run(experiment, until=_stage_named(until), progress=progress, verify=verify)
         if result := asked.at_once():
             return result
         settle_logs(debug)
-        from flows.finetune import execute
-
         try:
-            return execute(asked)
+            with prefect_settings():
+                from flows.finetune import execute
+
+                return execute(asked)
         except BaseException:
             answer.update(asked.result("failed").as_dict())
             raise
+
+
+def _stage_named(text: str) -> StageName:
+    """The stage of that name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    for name in STAGES:
+        if name == text:
+            return name
+    raise ConfigError(
+        f"there is no stage {text!r}",
+        where="--until",
+        hint=f"one of {', '.join(STAGES)}",
+        code="unknown_stage",
+    )
 
 
 @app.command()
@@ -101,7 +119,7 @@ def plan(
     from flows.plan import plan_of
 
     with answering(as_json=as_json, debug=debug) as answer:
-        planned = plan_of(Run(load(config, overrides or ()), until=find_stage(until)))
+        planned = plan_of(Run(load(config, overrides or ()), until=_stage_named(until)))
         answer.update(planned.as_dict())
         if not as_json:
             terminal.show_plan(planned)
@@ -225,7 +243,7 @@ def emit(
     debug: Debug = False,
 ) -> None:
     """Tell the Prefect server that data changed, which starts the on-new-data deployment."""
-    with answering(as_json=False, debug=debug):
+    with answering(as_json=False, debug=debug), prefect_settings():
         from flows.events import emit_event_for
 
         sent = emit_event_for(event, config, overrides or ())

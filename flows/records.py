@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
+import logging
 import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from configs.errors import ConfigError, ModelmillError, ResourceError
 from tasks.artifacts import Artifact, ArtifactStore
 from tasks.stage import Outcome
 from tasks.storage import Location
+
+LOG = logging.getLogger("modelmill")
 
 
 def new_run_id() -> str:
@@ -111,7 +114,7 @@ def mark_crashed(workspace: Location, run_id: str) -> None:
 
 
 def list_runs(workspace: Location) -> list[RunRecord]:
-    """All runs of a workspace, the newest first; records cut short are left out.
+    """All runs of a workspace, the newest first; of records that can't be read, a warning.
 
     Raises:
         ResourceError: The workspace can't be read, or is a file.
@@ -124,8 +127,12 @@ def list_runs(workspace: Location) -> list[RunRecord]:
             code="not_a_folder",
         )
     names = sorted(workspace.join("runs").list(), reverse=True)
-    found = [_read(workspace.join("runs", name)) for name in names if name.endswith(".json")]
-    return [record for record in found if record is not None]
+    places = [workspace.join("runs", name) for name in names if name.endswith(".json")]
+    found = [(place, _read(place)) for place in places]
+    for place, record in found:
+        if record is None:
+            LOG.warning("%s isn't the record of a run; it is left out", place.uri)
+    return [record for _, record in found if record is not None]
 
 
 def find_run(workspace: Location, run_id: str, *, having: str | None = None) -> RunRecord:

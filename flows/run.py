@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from configs.document import plain_value
-from configs.errors import ConfigError, ModelmillError, ResourceError
+from configs.errors import ModelmillError, ResourceError
 from configs.experiment import Experiment
 from flows.notes import left_behind, notes_folder
 from flows.records import RunRecord, StageRecord, new_run_id
@@ -27,6 +27,7 @@ from tasks.base_model import resolve_base
 from tasks.cluster import Cluster, check_before_start
 from tasks.evaluate.stage import EvaluateStage, evaluate_spec
 from tasks.export.stage import ExportStage, export_spec
+from tasks.initial_weights import check_architecture
 from tasks.prepare.stage import PrepareStage, prepare_spec
 from tasks.stage import (
     Context,
@@ -216,7 +217,7 @@ class Run:
             ModelmillError: The stage failed for a reason that the user can mend.
         """
         if not self.outcomes:
-            self._check_resources()
+            self._check_training()
         node = self.nodes[name]
         inputs = {need: self.outcomes[need].artifact for need in node.needs}
         outcome = materialise(node.stage, node.spec, inputs, self.store, self._context)
@@ -225,18 +226,19 @@ class Run:
         self.record("running")
         return outcome
 
-    def _check_resources(self) -> None:
-        """Refuses a training that can't be placed before prepare works for it in vain.
+    def _check_training(self) -> None:
+        """Refuses a training that can't be before prepare works for it in vain.
 
         Raises:
+            ConfigError: The new model's architecture, or one of its values, doesn't exist.
             ResourceError: Names needed and available CPUs.
         """
-        try:
-            check_before_start(self.experiment.compute)
-        except ResourceError:
-            training = self.expectations().get("train")
-            if training is not None and training.action != "reuse":
-                raise
+        training = self.expectations().get("train")
+        if training is None or training.action == "reuse":
+            return
+        check_before_start(self.experiment.compute)
+        if self.experiment.model.scratch is not None:
+            check_architecture(self.experiment.model.scratch)
 
     def record(self, status: str, error: ModelmillError | None = None) -> None:
         """Writes the record of the run as it stands; a failure to do so is only a warning."""
@@ -292,20 +294,3 @@ def recorded(run: Run) -> Generator[None]:
         raise
     finally:
         run.close()
-
-
-def find_stage(text: str) -> StageName:
-    """The stage of that name.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    for name in STAGES:
-        if name == text:
-            return name
-    raise ConfigError(
-        f"there is no stage {text!r}",
-        where="--until",
-        hint=f"one of {', '.join(STAGES)}",
-        code="unknown_stage",
-    )

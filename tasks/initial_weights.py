@@ -112,8 +112,12 @@ def gguf_generation_config(source: Path) -> GenerationConfig:
     return GenerationConfig.from_model_config(config)
 
 
-def _scratch_config(scratch: ScratchConfig, tokenizer_dir: Path) -> PretrainedConfig:
-    from transformers import AutoConfig, AutoTokenizer
+def check_architecture(scratch: ScratchConfig) -> None:
+    """Refuses an architecture or a name of its values that doesn't exist.
+
+    Raises:
+        ConfigError: Names the nearest right one.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -138,6 +142,12 @@ def _scratch_config(scratch: ScratchConfig, tokenizer_dir: Path) -> PretrainedCo
                 hint=f"did you mean {near[0]}?" if near else f"see {family.__name__}",
                 code="unknown_key",
             )
+
+
+def _scratch_config(scratch: ScratchConfig, tokenizer_dir: Path) -> PretrainedConfig:
+    from transformers import AutoConfig, AutoTokenizer
+
+    check_architecture(scratch)
     tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), local_files_only=True)
     pad = tokenizer.pad_token_id
     defaults: dict[str, Any] = {

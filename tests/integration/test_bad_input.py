@@ -40,6 +40,13 @@ def test_unknown_key(sandbox: Sandbox) -> None:
     assert "train.learning_rate" in error["hint"]
 
 
+def test_unknown_value_of_a_new_model_before_the_data_is_prepared(sandbox: Sandbox) -> None:
+    error = failure(sandbox, "model.scratch.fixed.hiden_size=32", until="train")
+    assert (error["exit_code"], error["where"]) == (2, "model.scratch.fixed.hiden_size")
+    assert "hidden_size" in error["hint"]
+    assert not (sandbox.workspace / "prepare").exists()
+
+
 def test_wrong_type(sandbox: Sandbox) -> None:
     error = failure(sandbox, "train.global_batch_size=many")
     assert (error["exit_code"], error["where"]) == (2, "train.global_batch_size")

@@ -110,3 +110,15 @@ def test_event_that_nobody_takes(sandbox: Sandbox) -> None:
     done = sandbox.call(*arguments, env={"PREFECT_API_URL": url})
     assert done.returncode == 4
     assert "no_prefect_server" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_settings_that_prefect_refuses(sandbox: Sandbox) -> None:
+    for variables, where in (
+        ({"PREFECT_API_URL": "http://[::/api"}, "Prefect's Settings"),
+        ({"PREFECT_LOGGING_LEVEL": "loud"}, "Prefect's LoggingSettings.level"),
+    ):
+        done = sandbox.call("run", str(sandbox.config), "--json", env=variables)
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["code"]) == (2, "bad_prefect_settings")
+        assert error["where"] == where
+        assert "Traceback" not in done.stderr

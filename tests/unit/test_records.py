@@ -74,7 +74,9 @@ def test_only_what_still_says_running_is_marked(status: str, then: str, tmp_path
     assert dataclasses.replace(found, status=status, error=None) == killed
 
 
-def test_killed_before_its_record_was_there_or_whole(tmp_path) -> None:
+def test_killed_before_its_record_was_there_or_whole(
+    tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = Location(str(tmp_path))
     mark_crashed(place, "20260101-000000-aaaaaa")
     assert not (tmp_path / "runs").exists()
@@ -82,6 +84,7 @@ def test_killed_before_its_record_was_there_or_whole(tmp_path) -> None:
     (tmp_path / "runs" / "20260101-000000-aaaaaa.json").write_text('{"run_id": "2026')
     mark_crashed(place, "20260101-000000-aaaaaa")
     assert list_runs(place) == []
+    assert "20260101-000000-aaaaaa.json isn't the record of a run" in caplog.text
 
 
 def test_a_file_is_no_workspace_and_an_empty_name_no_run(tmp_path) -> None:
