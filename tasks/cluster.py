@@ -7,6 +7,7 @@ work is handed over, because Ray waits for ever for what a cluster doesn't have.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import socket
 import threading
 from collections.abc import Generator
 from typing import Any
+from unittest import mock
 
 from configs.compute import ComputeConfig
 from configs.errors import ResourceError
@@ -57,7 +59,7 @@ class Cluster:
 
         # It warns of the token that Ray makes for every new cluster, on every start.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-        with _signal_handlers_kept():
+        with _signal_handlers_kept(), _own_session():
             try:
                 ray.init(**self._init_arguments())
             except Exception as error:
@@ -213,6 +215,20 @@ def _machine_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _own_session() -> Generator[None]:
+    """Ray's processes, out of reach of what is sent to the run's process group.
+
+    Those that die under a driver which still uses them can take it along, by a segmentation fault.
+    The driver ends them itself; where it is killed, the kernel does (`PR_SET_PDEATHSIG`).
+    """
+    from ray._private import services
+
+    popen = functools.partial(services.ConsolePopen, start_new_session=True)
+    with mock.patch.object(services, "ConsolePopen", popen):
+        yield
 
 
 @contextlib.contextmanager

@@ -197,6 +197,9 @@ def test_stopped_in_training_leaves_no_worker(
     wait_for(lambda: list(sandbox.workspace.glob(pattern)), what="a checkpoint")
     workers = training_workers(driver.pid)
     assert workers
+    # Ray that dies before the driver has stopped using it can take the driver along.
+    below = psutil.Process(driver.pid).children(recursive=True)
+    assert {os.getpgid(process.pid) for process in below}.isdisjoint({driver.pid})
     # As a terminal, `timeout` and most schedulers do: to the process and its children.
     os.killpg(driver.pid, sent)
     assert driver.wait(timeout=120) == code
